@@ -60,6 +60,7 @@ class TrainLoader:
     """An endless iterator of one process's `Batch`es of numpy arrays, from `start_step` on.
 
     Attributes:
+        canvases: canvas (height, width) -> share of the batches.
         skipped: file names of images that could not be decoded; the next of their canvas came.
         counts: objects of each image, of each window of a grid, or of a sample of examples as
             augmentation makes them.
@@ -104,7 +105,6 @@ class TrainLoader:
             reason = "no image has an object that is no crowd, and data.keep_empty is False"
             raise ValueError(f"{dataset_name(dataset)}: no image to train on, since {reason}")
         buckets, shared = canvas_buckets(dataset, indices, options), for_workers(dataset)
-        self.canvases = tuple(buckets)
         partners = np.array([index for index in indices if index not in order.skip], np.int32)
         prefix, batches, sizes = workers.shared_prefix(num_workers), [], []
         zeros = workers.zeros(prefix)
@@ -120,6 +120,7 @@ class TrainLoader:
             source = _TrainBatches(*given, zeros)
             batches.append(grain.MapDataset.source(source))
             sizes.append(round(float(factors[bucket].sum())))
+        self.canvases = dict(zip(buckets, (size / sum(sizes) for size in sizes), strict=True))
         mixed = grain.MapDataset.mix(batches, weights=sizes)
         self._reader = workers.Reader(mixed[order.start_step :], num_workers, prefix)
 

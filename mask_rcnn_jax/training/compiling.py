@@ -57,7 +57,7 @@ def compile_canvases(
         teacher: a teacher's variables, if the step takes them.
 
     Returns:
-        The step, which takes the program of a batch's canvas.
+        The step, which takes the program of a batch's canvas, and compiles for any other.
     """
     lowered = {canvas: step.lower(state, batch, *teacher) for canvas, batch in batches.items()}
     # Processes that compile together must do so in the same order.
@@ -66,4 +66,8 @@ def compile_canvases(
     with ThreadPoolExecutor(threads) as pool:
         compiled = pool.map(lambda canvas: lowered[canvas].compile(), lowered)
         programs = dict(zip(lowered, compiled, strict=True))
-    return lambda state, batch, *teacher: programs[batch.images.shape[1:3]](state, batch, *teacher)
+
+    def run(state: TrainState, batch: Batch, *teacher: Any) -> tuple[TrainState, dict]:
+        return programs.get(batch.images.shape[1:3], step)(state, batch, *teacher)
+
+    return run

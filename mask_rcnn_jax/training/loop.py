@@ -50,6 +50,8 @@ from mask_rcnn_jax.training.work import Work, prepare
 from mask_rcnn_jax.weights import pretrained
 from mask_rcnn_jax.weights.run_checkpoint import has_checkpoint
 
+RARE = 0.1  # share of the batches; a canvas with less compiles when it is needed
+
 
 def train(
     config: Recipe | ConfigDict | str | Path,
@@ -254,9 +256,14 @@ class _Run:
         return state, marks.is_last(step, aps, made.known) or is_ended
 
     def _compiled(self, train_step: TrainStep, state: TrainState) -> TrainStep:
-        """The step, compiled for several canvases: or one would compile in mid-training."""
-        canvases, data = self.batches.canvases, self.work.recipe.data
-        if len(canvases) == 1:
+        """The step, compiled for several canvases: or one would compile in mid-training. Rare ones
+        do all the same: compiling each costs a minute and memory on a CPU."""
+        shares, data = self.batches.canvases, self.work.recipe.data
+        canvases = [canvas for canvas, share in shares.items() if share >= RARE]
+        for canvas in (canvas for canvas in shares if canvas not in canvases):
+            text = "images of %d x %d are %.1f%%: the step compiles for them when they first come"
+            logging.info(text, *canvas, 100 * shares[canvas])
+        if len(canvases) <= 1:
             return train_step
         rows = self.work.recipe.train.batch_size
         shapes = {c: abstract_train_batch(data, rows, c, self.mesh) for c in canvases}

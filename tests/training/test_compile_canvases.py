@@ -102,6 +102,28 @@ def test_a_run_that_only_lacks_its_last_evaluation_compiles_nothing(stubbed, tmp
     assert len(compiled) == 1 and "ap/box" in path.read_text()
 
 
+class Rarely(Mixed):
+    """One portrait among twelve."""
+
+    @cached_property
+    def images(self):
+        landscapes, portraits = (one.images for one in self.sets)
+        return [*portraits[:1], *landscapes[1:]]
+
+    def decode(self, index):
+        return self.sets[0 if index else 1].decode(index)
+
+
+def test_a_rare_canvas_is_left_until_it_comes(stubbed, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(loop, "compile_canvases", None)  # not called for the other one alone
+    config = two_canvases(small_config())
+    config.train.update(steps=2, checkpoint_every=2, eval_every=2)
+    with caplog.at_level("INFO"):
+        train(config, tmp_path, train_set=Rarely("train", 12), val_set=Mixed("val", 2))
+    line = "images of 128 x 64 are 8.3%: the step compiles for them when they first come"
+    assert line in caplog.text
+
+
 @pytest.mark.slow
 def test_a_run_compiles_both_canvases_before_its_first_step(tmp_path, caplog):
     compilations = []
