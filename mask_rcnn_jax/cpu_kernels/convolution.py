@@ -44,6 +44,8 @@ def conv(
         return _conv_on_gpu(x, kernel, stride, padding)
 
     def cpu(x, kernel, valid):
+        if valid is None and len(x) > MAX_CHUNK_IMAGES and not is_plain:
+            valid = jnp.ones(len(x), bool)  # a few images' sums at a time are in memory
         if valid is None or not len(x):
             return _conv_on_cpu(x, kernel, stride, padding)(x)
         convolve = _conv_on_cpu(_chunk(x, 0), kernel, stride, padding)
