@@ -1,8 +1,13 @@
-"""The memory of this process."""
+"""The memory of this process and of its machine."""
 
 import ctypes
 import resource
 import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+CGROUP = Path("/sys/fs/cgroup")  # version 2, as a container sees its own
 
 
 def peak_rss_mb() -> float:
@@ -18,3 +23,20 @@ def return_free_memory() -> None:
     """
     if sys.platform == "linux":
         getattr(ctypes.CDLL(None), "malloc_trim", lambda keep: None)(0)
+
+
+def available_bytes(device: Any) -> int | None:
+    """Return what is free for a device of JAX: of a GPU or TPU, or of the machine and container
+    for a CPU; None where that is not known."""
+    if device.platform != "cpu":
+        stats = device.memory_stats() or {}
+        limit = stats.get("bytes_limit")
+        return limit and limit - stats.get("bytes_in_use", 0)
+    found = []
+    with suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
+    with suppress(OSError, ValueError):  # "max" is no number
+        limit, used = (int((CGROUP / f"memory.{n}").read_text()) for n in ("max", "current"))
+        found.append(limit - used)
+    return min(found, default=None)

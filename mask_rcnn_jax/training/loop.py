@@ -1,5 +1,6 @@
 """The training call: steps, checkpoints, evaluations, and how a run ends."""
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -31,6 +32,7 @@ from mask_rcnn_jax.training.metrics import FILE_NAME as METRICS_NAME
 from mask_rcnn_jax.training.metrics import last_metrics, read_evaluations
 from mask_rcnn_jax.training.next_steps import next_commands
 from mask_rcnn_jax.training.own_losses import OwnLoss
+from mask_rcnn_jax.training.planned_memory import log_memory
 from mask_rcnn_jax.training.processes import (
     STOPPED_EARLY,
     StopRequests,
@@ -263,11 +265,15 @@ class _Run:
         for canvas in (canvas for canvas in shares if canvas not in canvases):
             text = "images of %d x %d are %.1f%%: the step compiles for them when they first come"
             logging.info(text, *canvas, 100 * shares[canvas])
+        recipe = self.work.recipe
+        rows, largest = recipe.train.batch_size, max(shares, key=math.prod)
+        shapes = {c: abstract_train_batch(data, rows, c, self.mesh) for c in shares}
+        arguments = state, shapes[largest], *self.teacher
+        log_memory(recipe, train_step, arguments, largest, self.mesh)
         if len(canvases) <= 1:
             return train_step
-        rows = self.work.recipe.train.batch_size
-        shapes = {c: abstract_train_batch(data, rows, c, self.mesh) for c in canvases}
         with self.steps.compiling(canvases):
+            shapes = {canvas: shapes[canvas] for canvas in canvases}
             return compile_canvases(train_step, state, shapes, *self.teacher)
 
 
