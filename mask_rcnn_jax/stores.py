@@ -131,7 +131,7 @@ def find_files(address: str | os.PathLike) -> list[str]:
 
 
 def _store(address: str) -> tuple[Any, str]:
-    """The file system of an address, made anew in another process, and the path in it."""
+    """The file system of an address, of which each process has its own, and the path in it."""
     from fsspec.core import url_to_fs  # takes 0.1 s, and most runs need none
 
     return url_to_fs(address)
