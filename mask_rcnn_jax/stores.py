@@ -138,7 +138,7 @@ def _store(address: str) -> tuple[Any, str]:
 
 
 def _fetched(store: Any, inside: str, folder: Path) -> str:
-    """Fetch a file, whole on the disk, under a name that nobody else has."""
+    """Fetch a file, whole on the disk, under a name of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor, part = tempfile.mkstemp(dir=folder, prefix=".part")
     os.close(descriptor)
