@@ -17,10 +17,11 @@ from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.formats.fields import Place
 
 MAX_BYTES = 1 << 20  # of a file
-MAX_FILES = 50  # that a config inherits from, itself included
+MAX_FILES = 50  # that are read for a config, one that is named twice twice
 MAX_VALUES = 1 << 18  # of a file
+CHARACTERS = 64  # that count as a value where a text is copied
 MAX_LENGTH = 1 << 16  # of what `+` and `*` make
-MAX_NUMBER = 1e18  # likewise
+MAX_NUMBER = 1e18  # likewise, and a whole number
 MAX_DEPTH = 100  # of values in values
 OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -50,17 +51,17 @@ def read_config(path: str | os.PathLike, text: str | None = None) -> Block:
     return _read(Path(path), text, [])
 
 
-def _read(path: Path, text: str | None, chain: list[Path]) -> Block:
-    """chain: the files read so far, so that no file comes below itself."""
-    if len(chain) >= MAX_FILES:
+def _read(path: Path, text: str | None, files: list[Path]) -> Block:
+    """files: those read so far, so that their number ends, also where a file comes below itself."""
+    if len(files) >= MAX_FILES:
         raise ValueError(f"{path}: more than {MAX_FILES} files, expected fewer below _base_")
-    chain.append(path)
+    files.append(path)
     tree = _parse(path, text)
     base = Block()
     for node in tree.body:
         match node:
             case ast.Assign(targets=[ast.Name(id="_base_")]):
-                base = _bases(path, node, chain)
+                base = _bases(path, node, files)
     return _Reader(path, base).run(tree)
 
 
@@ -74,7 +75,7 @@ def _parse(path: Path, text: str | None) -> ast.Module:
         raise ValueError(f"{path}: no config in Python ({show(str(error))})") from error
 
 
-def _bases(path: Path, node: ast.Assign, chain: list[Path]) -> Block:
+def _bases(path: Path, node: ast.Assign, files: list[Path]) -> Block:
     """The variables of all files that `_base_` names."""
     place = Place(str(path), node.lineno)
     try:
@@ -87,9 +88,9 @@ def _bases(path: Path, node: ast.Assign, chain: list[Path]) -> Block:
             expected = "expected a .py file beside it; the config in a work_dir has no _base_"
             raise place.fault(f"_base_ is {show(name)}, {expected}")
         other = path.parent / name
-        if not other.is_file():
+        if not os.path.isfile(other):
             raise place.fault(f"_base_ names {show(str(other), 300)}, which is no file")
-        found = _read(other, None, [*chain])
+        found = _read(other, None, files)
         for key in found.keys() & merged.keys():
             raise place.fault(f"two files of _base_ have {key!r}")
         merged = merge(found, merged)
@@ -164,6 +165,8 @@ class _Reader:
 
     def _value(self, node: ast.AST) -> Any:
         match node:
+            case ast.Constant(value=int(value)) if value > MAX_NUMBER:  # may be too long to print
+                raise self.place(node).fault("a number is too large")
             case ast.Constant(value=value) if not isinstance(value, bytes | complex):
                 return value
             case ast.List(elts=items):
@@ -208,17 +211,19 @@ class _Reader:
             value = Block(items, value.places)
         elif isinstance(value, list | tuple):
             value = type(value)(self.copied(one, node) for one in value)
+        elif isinstance(value, str):
+            self.count += len(value) // CHARACTERS
         self.depth -= 1
         return value
 
     def sized(self, operation: Callable, left: Any, right: Any, node: ast.AST) -> Any:
-        """Compute, but for what would be huge."""
+        """Compute, but for what would be huge; lists of lists that `*` repeats are copied."""
         lengths = [len(one) if hasattr(one, "__len__") else one for one in (left, right)]
         are_numbers = lengths == [left, right]
         largest = MAX_NUMBER if are_numbers else MAX_LENGTH
         if not abs(operation(*lengths)) <= largest:
             raise self.place(node).fault(f"{self.source(node)} is too large")
-        return operation(left, right)
+        return self.copied(operation(left, right), node)
 
     def block(self, items: list[tuple[Any, ast.AST]]) -> Block:
         block = Block()

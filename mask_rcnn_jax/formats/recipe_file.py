@@ -73,6 +73,6 @@ def _text(translated: Translated) -> str:
     lines += [f"# Without counterpart: {ascii(note)[1:-1]}" for note in translated.notes]
     lines += ["", "def get_config() -> ConfigDict:", f"    config = {base}.get_config({argument})"]
     for section, values in sections.items():
-        arguments = "".join(f"        {key}={value!r},\n" for key, value in values.items())
+        arguments = "".join(f"        {key}={value!a},\n" for key, value in values.items())
         lines.append(f"    config.{section}.update(\n{arguments}    )")
     return "\n".join([*lines, "    return config", ""])

@@ -30,7 +30,7 @@ def read_config(path: str | os.PathLike) -> Fields:
         if base is None:
             return Fields(os.fspath(path), values, places)
         other = files[-1].parent / str(base)
-        if "://" in str(base) or not other.is_file():
+        if "://" in str(base) or not os.path.isfile(other):
             raise lines["_BASE_"].fault(f"_BASE_ is {show(base)}, expected a file beside it")
         files.append(other)
     raise ValueError(f"{path}: more than {MAX_FILES} files, expected fewer by _BASE_")
@@ -42,7 +42,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
 
     def add(name: str, node: yaml.Node) -> None:
         place = Place(str(path), node.start_mark.line + 1)
-        if isinstance(node, yaml.MappingNode) and (node.value or not name):
+        if isinstance(node, yaml.MappingNode) and (node.value or not name) and name != "_BASE_":
             for key, value in node.value:
                 add(f"{name}.{key.value}" if name else str(key.value), value)
         else:
@@ -71,7 +71,7 @@ def _value(node: yaml.Node, place: Place) -> Any:
     loader = yaml.SafeLoader("")
     try:
         value = loader.construct_object(node, deep=True)
-    except yaml.YAMLError as error:
+    except Exception as error:  # whatever its constructors raise for a tag of another kind of value
         raise place.fault(f"the value cannot be read ({show(str(error))})") from error
     if isinstance(value, str):
         try:

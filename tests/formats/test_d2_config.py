@@ -161,6 +161,11 @@ def test_a_field_sets_its_entry(text, entries, tmp_path):
         ("MODEL: [", 2, "no YAML"),
         ("MODEL: {MASK_ON: &a True, KEYPOINT_ON: *a}", 2, "an alias (*name)"),
         ("MODEL: {MASK_ON: !!python/object/apply:os.getcwd []}", 2, "the value cannot be read"),
+        *(
+            (f"MODEL: {{MASK_ON: !!{kind} foo}}", 2, "the value cannot be read")
+            for kind in ("int", "bool", "timestamp")
+        ),
+        ("MODEL: {MASK_ON: 2020-13-45}", 2, "the value cannot be read ('month must be"),
         ("MODEL:\n  META_ARCHITECTURE: PanopticFPN", 3, "META_ARCHITECTURE is 'PanopticFPN', exp"),
         ("MODEL: {RESNETS: {DEPTH: fifty}}", 2, "DEPTH is 'fifty', expected a whole number"),
         ("MODEL: {RESNETS: {NORM: IN}}", 2, "MODEL.RESNETS.NORM is 'IN', expected one of"),
@@ -188,6 +193,8 @@ def test_a_fault_is_one_line_with_its_place(text, line, words, tmp_path):
     "text, words",
     [
         ("_BASE_: other.yaml", "line 1: _BASE_ is 'other.yaml', expected a file"),
+        ("_BASE_: {a: 1}", "line 1: _BASE_ is {'a': 1}, expected a file"),
+        ("_BASE_: " + "a" * 9000, "line 1: _BASE_ is 'a.*, expected a file"),
         ("_BASE_: mine.yaml", "more than 50 files"),
         ("- 1", "no config of detectron2"),
         ("SOLVER: {MAX_ITER: 5}", "has no MODEL, expected a config of detectron2"),

@@ -239,6 +239,7 @@ LSJ = (
             {"model.mask_targets.kind": "polygons", "data.max_vertices": 512},
         ),
         ("load_from = 'epoch_12.pth'", {"model.init_from": "epoch_12.pth"}),
+        ("load_from = '\\ud800'", {"model.init_from": "\ud800"}),
     ],
 )  # fmt: skip
 def test_a_field_sets_its_entry(text, entries, tmp_path):
@@ -298,6 +299,10 @@ def test_a_fault_is_one_line_with_its_place(text, line, words, tmp_path):
         ("a = [1]\n" + "a = [a, a]\n" * 40, "more than 262144 values"),
         ("a = 9\n" + "a = a * a\n" * 40, "a \\* a is too large"),
         ("a = " + "[" * 150 + "]" * 150, "more than 262144 values, or 100 deep"),
+        ("model = dict(type=[[0] * 60000] * 60000)", "more than 262144 values"),
+        ("model = dict(type=['" + "a" * 60000 + "'] * 60000)", "more than 262144 values"),
+        ("model = dict(type=0x" + "f" * 9000 + ")", "line 1: a number is too large"),
+        ("_base_ = '" + "a" * 9000 + ".py'", "line 1: _base_ names '.*, which is no file"),
     ],
 )
 def test_a_config_that_cannot_be_read_is_named(text, words, tmp_path):
@@ -305,6 +310,14 @@ def test_a_config_that_cannot_be_read_is_named(text, words, tmp_path):
     path.write_text(text)
     with pytest.raises(ValueError, match=words):
         write_recipe(path, tmp_path / "recipe.py", 8)
+
+
+def test_files_that_name_others_twice_come_to_an_end(tmp_path):
+    for n in range(40):
+        (tmp_path / f"{n}.py").write_text(f"_base_ = ['{n + 1}.py', '{n + 1}.py']")
+    (tmp_path / "40.py").write_text("")
+    with pytest.raises(ValueError, match="more than 50 files"):
+        read_config(tmp_path / "0.py")
 
 
 def test_what_has_no_counterpart_is_named(tmp_path):
