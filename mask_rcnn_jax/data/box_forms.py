@@ -36,6 +36,8 @@ _FORMS = {
     "x, y, height, width": lambda a, b, c, d: (a, b, a + d, b + c),
     "x1, x2, y1, y2": lambda a, b, c, d: (a, c, b, d),
 }
+# What forms with swapped axes are if it is the masks whose axes are swapped.
+_TURNED = {"y, x, height, width": "x, y, width, height", "y1, x1, y2, x2": "x1, y1, x2, y2"}
 _UNITS = {"": 1.0, " in percent of the image": 0.01, " as fractions of the image": 1.0}
 
 
@@ -162,9 +164,11 @@ def misfits(boxes: Boxes) -> tuple[str, int] | None:
 def form_of_all(boxes: Boxes) -> _Form | None:
     """The form, other than COCO's, that a set's boxes are in beyond doubt; None if there is none.
 
-    Nearly all fit in it, to the pixel if they are few, most do not as they are, and no further form
-    fits them, or none to the pixel. Whether boxes or masks are scaled by a factor is unknown.
+    Nearly all fit in it, to the pixel if they are few, most do not as they are, none only as it is,
+    and no further form fits them, or none to the pixel. Whether boxes or masks are scaled by a
+    factor is unknown, and so is which of them have swapped axes, unless masks would leave an image.
     """
+    every = boxes
     boxes = boxes.at(np.arange(0, len(boxes.given), -(-len(boxes.given) // SAMPLE) or 1))
     if len(boxes.given) < FEW or COCO.fit(boxes, FITS)[2].mean() > 1 - MOST:
         return None
@@ -173,7 +177,20 @@ def form_of_all(boxes: Boxes) -> _Form | None:
     if len(fitting) > 1 or len(boxes.given) < MANY:
         near = {f: _are_near(f.fit(boxes, SURE)[0], boxes.extents).mean() for f in fitting}
         fitting = [form for form in fitting if near[form] >= NEARLY_ALL]
-    return fitting[0] if len(fitting) == 1 else None
+    if len(fitting) != 1 or _may_be_masks(fitting[0], every):
+        return None
+    fits_alone = COCO.fit(every, FITS)[2] & ~fitting[0].fit(every, SURE)[2]
+    return None if fits_alone.any() else fitting[0]
+
+
+def _may_be_masks(form: _Form, boxes: Boxes) -> bool:
+    """Whether the axes of the masks may be swapped in place of those of the boxes."""
+    if form.numbers not in _TURNED:
+        return False
+    turned = boxes._replace(extents=boxes.extents[:, [1, 0, 3, 2]])
+    is_inside = (turned.extents[:, 2:] <= boxes.limits + LOOSE).all()
+    other = _Form(_TURNED[form.numbers], form.unit)
+    return bool(is_inside and other.fit(turned, SURE)[2].mean() >= NEARLY_ALL)
 
 
 def _best_form(boxes: Boxes) -> _Form | None:

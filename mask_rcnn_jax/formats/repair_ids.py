@@ -137,11 +137,15 @@ def _with_lists_mapped(content: Content, section: str, of: Any) -> Content:
 
 
 def without_copies(content: Content, done: Counter[str]) -> Content:
-    """Images and categories that are there twice, equal in everything, stay once."""
+    """Entries that are there twice, equal in everything, stay once.
+
+    Annotations without an id of their own may be several equal objects.
+    """
     changed = {}
-    for section in REFERENCES:
+    for section in SECTIONS:
         entries, kept, seen = entries_of(content, section), [], set[str]()
-        times = Counter(repr(entry.get("id")) for entry in entries if isinstance(entry, dict))
+        usable = [e for e in entries if isinstance(e, dict) and not _lacks_id(e, section)]
+        times = Counter(repr(entry.get("id")) for entry in usable)
         for entry in entries:
             is_several = isinstance(entry, dict) and times[repr(entry.get("id"))] > 1
             text = repr(sorted(entry.items())) if is_several else ""
@@ -152,6 +156,11 @@ def without_copies(content: Content, done: Counter[str]) -> Content:
             done[f"{section} that repeat another one"] += len(entries) - len(kept)
             changed[section] = kept
     return content | changed
+
+
+def _lacks_id(entry: Content, section: str) -> bool:
+    found = entry.get("id")
+    return section == "annotations" and (not is_id(found) or is_zero(found))
 
 
 def with_annotation_ids(content: Content, done: Counter[str]) -> Content:

@@ -99,6 +99,8 @@ FAULTS = {
     "an image twice": (lambda c: c["images"].append(dict(c["images"][0])), "1 images that repeat"),
     "a class twice": (
         lambda c: c["categories"].append(dict(c["categories"][0])), "1 categories that repeat"),
+    "an annotation twice": (
+        lambda c: c["annotations"].append(dict(c["annotations"][0])), "1 annotations that repeat"),
     "no size": (of_each("images", lambda e: e.pop("height")), "2 image sizes, read from"),
     "sizes as texts": (set_all("images", "width", str), "2 image sizes, read from"),
     "no box": (of_each("annotations", lambda e: e.pop("bbox")), "4 annotations without bbox"),
@@ -157,6 +159,12 @@ DOUBTS = {
     "one id for two images": (lambda c: c["images"][1].update(id=1), "images: id 1 occurs 2"),
     "scaled boxes": (
         in_box_form(lambda *box: [side / 2 for side in box]), "width, height times 2"),
+    "axes that are swapped in boxes or in masks": (
+        in_box_form(lambda x, y, w, h: (y, x, h, w)), "they fit as y, x, height, width"),
+    "corners with such axes": (
+        in_box_form(lambda x, y, w, h: (y, x, y + h, x + w)), "they fit as y1, x1, y2, x2"),
+    "the name of a file of another size": (
+        lambda c: c["images"][0].update(file_name="x/001.PNG", width=60), "'x/001.PNG' is listed"),
     "some boxes in another form": (
         lambda c: c["annotations"][0].update(bbox=[5, 6, 25, 17]), "boxes do not fit"),
     "an outline in another one, which may be a hole": (
@@ -184,6 +192,40 @@ def test_what_may_mean_two_things_stays_and_is_named(doubt, sound, capsys):
     said = capsys.readouterr().out
     assert json.loads(output.read_text()) == content
     assert "left alone: " in said and words in said and "repaired: " not in said
+
+
+@pytest.mark.parametrize("of", [
+    lambda x, y, w, h: (y, x, h, w), lambda x, y, w, h: (y, x, y + h, x + w),
+])  # fmt: skip
+def test_axes_are_those_of_the_boxes_where_turned_masks_would_leave_the_image(of, tmp_path):
+    boxes = [*BOXES, (60, 8, 18, 10)]
+    path, images = write_coco(tmp_path, SIZES, [rectangle(*box) for box in boxes])
+    content = json.loads(path.read_text())
+    faulty = copy.deepcopy(content)
+    in_box_form(of)(faulty)
+    fixed, (done,) = repaired(faulty, images)
+    assert done.startswith("5 boxes of the form y") and fixed == content
+
+
+def test_boxes_of_two_forms_stay_as_they_are(tmp_path):
+    boxes = [(x, y, 20 + x, 15 + y) for x in range(2, 20, 3) for y in range(2, 20, 3)]
+    path, images = write_coco(tmp_path, SIZES, [rectangle(*box) for box in boxes])
+    content = json.loads(path.read_text())
+    one = dict(content["annotations"][7])
+    in_box_form(lambda x, y, w, h: (x, y, x + w, y + h))(content)
+    assert repaired(content, images)[1] == [
+        "36 boxes of the form x1, y1, x2, y2, now [x, y, width, height]"
+    ]
+    content["annotations"][7] = one
+    assert repaired(content, images) == (content, [])
+
+
+def test_a_file_of_another_folder_is_not_taken_where_that_of_the_name_is_there(sound):
+    _, content, images = sound
+    content["images"][0]["file_name"] = "train/001.png"
+    assert repaired(content, images)[0]["images"][0]["file_name"] == "001.png"
+    (images / "train").mkdir()
+    assert repaired(content, images) == (content, [])
 
 
 def test_an_image_turned_by_its_exif_entry_gets_no_size(sound):
