@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -213,8 +214,13 @@ def recipe_of(name: str) -> str:
 
 
 def is_name(weights: str | os.PathLike) -> bool:
-    """Whether it is a name in `PUBLISHED`, `SHIPPED` or `BY_HAND` and no file or folder."""
-    return str(weights) in {*PUBLISHED, *SHIPPED, *BY_HAND} and not os.path.exists(weights)
+    """Whether it is a name in `PUBLISHED`, `SHIPPED` or `BY_HAND` and no file, folder or checkpoint
+    of TensorFlow's, which is named without an ending."""
+    return str(weights) in {*PUBLISHED, *SHIPPED, *BY_HAND} and not _exists(weights)
+
+
+def _exists(weights: str | os.PathLike) -> bool:
+    return os.path.exists(weights) or os.path.exists(f"{weights}.index")
 
 
 def absent(weights: str | os.PathLike) -> ValueError:
@@ -226,7 +232,7 @@ def absent(weights: str | os.PathLike) -> ValueError:
 
 def is_nearly_name(weights: str | os.PathLike) -> bool:
     """Whether nothing of the name exists, but it is like one in `PUBLISHED`."""
-    there = os.path.exists(weights) or str(weights) in PUBLISHED
+    there = _exists(weights) or str(weights) in PUBLISHED
     return not there and bool(difflib.get_close_matches(str(weights), PUBLISHED, 1))
 
 
@@ -257,12 +263,16 @@ def fetch(
     is_first = not checksum and not kept.is_file()
     if not checksum and not is_first:
         checksum = f"sha256:{kept.read_text().strip()}"
+        if not re.fullmatch("sha256:[0-9a-f]{64}", checksum):
+            raise ValueError(f"{kept} holds no SHA-256; delete it to take {path} as it is")
     try:
         found = download(url, path, checksum or None, make_progress=make_progress)
         if is_first:
             with open(found, "rb") as content:
                 digest = hashlib.file_digest(content, "sha256").hexdigest()
-            kept.write_text(f"{digest}\n")
+            draft = kept.with_name(f"{kept.name}.{os.getpid()}.tmp")  # others may read it at once
+            draft.write_text(f"{digest}\n")
+            os.replace(draft, kept)
             logging.warning("%s: no checksum is published; from now on, %s counts", name, digest)
         return found
     except OSError as error:

@@ -92,6 +92,31 @@ def test_without_a_published_checksum_the_first_one_counts(some, tmp_path, monke
         fetch("first", tmp_path)
 
 
+def test_a_first_checksum_is_whole_or_not_there(some, tmp_path, monkeypatch):
+    monkeypatch.setitem(PUBLISHED, "first", Published(some.url("/some.pth"), "", "", "mine.pkl"))
+    kept = tmp_path / "mine.pkl.sha256"
+    (tmp_path / "mine.pkl").write_bytes(CONTENT)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:  # ended before it has its name
+        patch.setattr(published.os, "replace", stop)
+        with pytest.raises(KeyboardInterrupt):
+            fetch("first", tmp_path)
+    assert not kept.exists()
+    kept.touch()
+    with pytest.raises(ValueError, match=f"{kept} holds no SHA-256; delete it to take"):
+        fetch("first", tmp_path)
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_checkpoint_of_the_name_is_taken(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"{name}.index").touch()
+    assert find(name) == name
+
+
 @pytest.mark.parametrize("name", BY_HAND)
 def test_weights_in_several_files_say_what_to_do(name, tmp_path):
     with pytest.raises(ValueError, match=f"{name} is a backbone, expected a detector"):
