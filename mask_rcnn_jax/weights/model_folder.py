@@ -28,6 +28,7 @@ _OF_A_MACHINE = {
         *("source", "tfds_dir", "train_json", "train_images", "val_json", "val_images"),
         *("more_train", "num_workers"),
     ),
+    "loss": ("own", "own_weights"),
     "model": ("init_from",),
     "train": ("loggers", "skip_images"),
 }
@@ -93,7 +94,7 @@ def content(
 
 def portable(recipe: "Recipe") -> "Recipe":
     """Return a recipe without what belongs to one machine or one run: paths of data and of other
-    weights, services, a teacher, and augmentations that are code of the user's."""
+    weights, services, a teacher, and losses and augmentations that are code of the user's."""
     changed = {}
     for name, entries in _OF_A_MACHINE.items():
         section = getattr(recipe, name)

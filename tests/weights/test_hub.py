@@ -229,6 +229,13 @@ def test_places_that_a_stranger_names_are_not_looked_at(mine, files):
     assert (data.val_json, data.source, data.tfds_dir) == ("val.json", "json", "tfds")
 
 
+def test_losses_of_ones_own_stay_where_they_are(model):
+    own = replace(model.recipe.loss, own=("mine:loss",), own_weights=(2.0,))
+    recipe = replace(model.recipe, loss=own)
+    assert model_folder.portable(recipe) == model_folder.portable(model.recipe)
+    assert model_folder.own_code(recipe) == {}
+
+
 @pytest.mark.parametrize("text", [b"{", b"[]", b'{"config": 1}', b"[" * 100_000, b"\xff"])
 def test_a_config_that_is_none(mine, files, text):
     mine.commit(changed(files, config_json=text))
