@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any, BinaryIO
 from absl import logging
 
 FREE = 5 << 30  # bytes of the disk that are left free
+SILENCE = 60.0  # seconds that a web server may send nothing; a file may take as long as it needs
+_LEFT = 86_400.0  # seconds after which a part of a file is that of a process that was killed
 _ADDRESS = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has one slash
 _INSTALL = "pip install 'mask-rcnn-jax[stores]'"
 # Where stores say that a file has changed.
@@ -123,7 +126,7 @@ def find_files(address: str | os.PathLike) -> list[str]:
     address = _written(address)
     with _errors_of(address):
         store, inside = _store(address)
-        if glob.has_magic(inside):
+        if glob.has_magic(inside) and not store.exists(inside):
             found = [path for path in store.glob(inside) if store.isfile(path)]
         else:
             found = store.find(inside)
@@ -134,12 +137,24 @@ def _store(address: str) -> tuple[Any, str]:
     """The file system of an address, of which each process has its own, and the path in it."""
     from fsspec.core import url_to_fs  # takes 0.1 s, and most runs need none
 
-    return url_to_fs(address)
+    if "::" in address:  # in fsspec's addresses, another one follows
+        raise ValueError("expected an address without '::'")
+    options = {}
+    if address.lower().startswith(("http://", "https://")):
+        from aiohttp import ClientTimeout
+
+        silence = ClientTimeout(total=None, sock_connect=SILENCE, sock_read=SILENCE)
+        options = {"client_kwargs": {"timeout": silence}}
+    return url_to_fs(address, **options)
 
 
 def _fetched(store: Any, inside: str, folder: Path) -> str:
     """Fetch a file, whole on the disk, under a name of its own."""
     folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(".part*"):
+        with suppress(OSError):
+            if left.stat().st_mtime < time.time() - _LEFT:
+                left.unlink()
     descriptor, part = tempfile.mkstemp(dir=folder, prefix=".part")
     os.close(descriptor)
     try:

@@ -2,7 +2,9 @@
 
 import json
 import os
+import socket
 import threading
+import time
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -196,6 +198,51 @@ def test_a_store_that_cannot_be_had_is_named(address, message):
 def test_paths_are_no_addresses(path):
     assert not stores.is_address(path)
     assert str(stores.local_file(path)) == path
+
+
+def test_a_silent_web_server_is_given_up(monkeypatch):
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(stores, "SILENCE", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:  # which never answers
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/a.json"
+        with pytest.raises(OSError, match=f"{address}.* Timeout on reading"):
+            stores.local_file(address)
+
+
+def test_an_address_leads_to_no_other_store(tmp_path):
+    (tmp_path / "secret.png").touch()
+    for address in (f"file:///none/a::file://{tmp_path}/secret.png", "s3://bucket/a::b.png"):
+        for read in (stores.open_file, stores.local_file, stores.list_folder, stores.find_files):
+            with pytest.raises(ValueError, match=f"{address}: expected an address without '::'"):
+                read(address)
+
+
+def test_parts_of_files_that_a_killed_process_left_are_deleted(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"a")
+    folder = stores._place(f"file://{tmp_path}/a.png").parent
+    folder.mkdir(parents=True)
+    for name, age in ((".partold", 100_000), (".partnew", 10)):
+        (folder / name).touch()
+        os.utime(folder / name, (time.time() - age,) * 2)
+    stores.open_file(f"file://{tmp_path}/a.png").close()
+    assert sorted(path.suffix or path.name for path in folder.iterdir()) == [".partnew", ".png"]
+
+
+def test_names_of_a_store_stay_in_the_output_folder(tmp_path, monkeypatch):
+    keys = ["a/../../../x.png", "../x.png", "a//y.png", "./z.png"]
+    found = sorted(f"memory://set/{key}" for key in keys)
+    monkeypatch.setattr(stores, "find_files", lambda _: found)  # of any store: some take all names
+    images, _ = find_inputs(["memory://set"], tmp_path / "out")
+    assert {str(one.name) for one in images} == {"x.png", "a/x.png", "a/y.png", "z.png"}
+
+
+def test_a_file_may_have_a_name_like_a_pattern(tmp_path, put):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write_coco(folder, ((40, 60), (50, 30)))
+    (folder / "images" / "001.png").rename(folder / "images" / "a[1].png")
+    ((one,), _) = find_inputs([f"{put(folder)}/images/a[1].png"], tmp_path / "out")
+    assert str(one.name) == "a[1].png"
 
 
 def test_infer_finds_images_and_videos_of_a_store(tmp_path, put):

@@ -149,12 +149,14 @@ def _in_store(item: str, bands: Bands) -> Iterator[tuple[str, PurePosixPath]]:
     """Yield the known images and videos of a store, as `_below`."""
     known, others = _endings(bands) + VIDEO_SUFFIXES, list[str]()
     found = stores.find_files(item)
-    above = posixpath.commonpath([posixpath.dirname(source) for source in found]) if found else ""
+    above = len(os.path.commonprefix([source.split("/")[:-1] for source in found]))
     for source in found:
         name = posixpath.basename(source)
         if source == item or (name.lower().endswith(known) and not name.startswith(".")):
             if not is_other_band(name, bands):
-                yield source, PurePosixPath(posixpath.relpath(source, above))
+                # Names in a store are any text: none may lead out of the output folder.
+                below = [part for part in source.split("/")[above:] if part != ".."]
+                yield source, PurePosixPath(*below)
         else:
             others.append(name)
     if counts := endings(others):
