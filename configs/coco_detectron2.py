@@ -51,7 +51,6 @@ SYSTEMS = {
     "gn_3x": ("detectron2 mask_rcnn_R_50_FPN_3x_gn", 42.6, 38.6),
     "cascade_1x": ("detectron2 cascade_mask_rcnn_R_50_FPN_1x", 42.1, 36.4),
     "cascade_3x": ("detectron2 cascade_mask_rcnn_R_50_FPN_3x", 44.3, 38.5),
-    "mmdetection": ("mmdetection's default models, for their weights", None, None),
 }
 
 IMAGENET_STD = (58.395, 57.12, 57.375)

@@ -20,7 +20,7 @@ from mask_rcnn_jax.cli.prepare import ACTIONS
 from mask_rcnn_jax.cli.recipes import known_recipes
 from mask_rcnn_jax.config import flatten, load_own
 from mask_rcnn_jax.parts import describe
-from mask_rcnn_jax.weights.published import PUBLISHED
+from mask_rcnn_jax.weights.published import names as names_of_weights
 
 
 def known_commands() -> dict[str, Command]:
@@ -28,7 +28,7 @@ def known_commands() -> dict[str, Command]:
     folder = Path(__file__).parent
     sources = {path.stem: path.read_text() for path in sorted(folder.glob("*.py"))}
     recipes = tuple(one.name for one in known_recipes())
-    known = {"config": recipes, "weights": tuple(PUBLISHED)}
+    known = {"config": recipes, "weights": names_of_weights()}
     shared = {name: _option(flags.FLAGS[name]) for name in cli.COMMON_FLAGS}
     arguments: dict[str, dict[str, Sequence[str] | None]] = {
         "prepare": {t.partition(":")[0]: (*own, *shared) for t, own in ACTIONS.items()},
@@ -46,7 +46,7 @@ def known_commands() -> dict[str, Command]:
             flag: Option(o.is_boolean, known.get(flag, o.values), o.about)
             for flag, o in {**own, **shared}.items()
         }
-        further = {"weights": tuple(PUBLISHED)} if name == "prepare" else {}
+        further = {"weights": names_of_weights()} if name == "prepare" else {}
         takes = arguments.get(name, {})
         found[name] = Command(about, options, takes, "config" in own, further)
     return found
@@ -81,7 +81,7 @@ def entries() -> dict[str, Option]:
     for name in flatten(recipe.to_dict()):
         entry = described.get(name)
         values = tuple(map(str, entry.choices)) if entry else ()
-        values = tuple(PUBLISHED) if name == "model.init_from" else values
+        values = names_of_weights() if name == "model.init_from" else values
         found[f"config.{name}"] = Option(values=values, about=entry.meaning if entry else "")
     return found
 

@@ -44,7 +44,7 @@ from absl import flags, logging
 from safetensors.numpy import save
 
 from mask_rcnn_jax import cli, consent, parts
-from mask_rcnn_jax.config import named_code
+from mask_rcnn_jax.config import check_written, named_code
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import check_classes
 from mask_rcnn_jax.data.eval_loader import EvalLoader
@@ -359,6 +359,7 @@ def main(_: Sequence[str]) -> None:
     values["picture_size"] = _size("--picture_size", FLAGS.picture_size)
     options = ArtifactOptions(**values)
     options.check(FLAGS.format)
+    check_written(FLAGS.output, "--output", is_folder=FLAGS.format not in WEIGHTS)
     hub_options = HubOptions(FLAGS.license, FLAGS.push_to, FLAGS.private)
     if FLAGS.format != "hub" and hub_options != HubOptions():
         raise ValueError("--license, --push_to and --private are for --format=hub")

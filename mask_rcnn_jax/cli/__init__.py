@@ -119,8 +119,9 @@ def _run(main: Callable[[Sequence[str]], None], debug: bool, takes_positional: b
                 raise ValueError(unexpected(positional[0], argv))
             for name in (name for name in WRITTEN if name in flags.FLAGS):
                 value = flags.FLAGS[name].value or []
-                # What `prepare` and `benchmark`, which take arguments, put out may be a file.
-                is_folder = name in FOLDERS or (name == "output" and not takes_positional)
+                # What `export`, and commands that take arguments, put out may be a file.
+                may_be_file = takes_positional or "format" in flags.FLAGS
+                is_folder = name in FOLDERS or (name == "output" and not may_be_file)
                 for path in [value] if isinstance(value, str) else value:
                     check_written(path, f"--{name}", is_folder=is_folder)
             set_up_logging()

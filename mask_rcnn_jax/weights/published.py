@@ -177,6 +177,11 @@ SHIPPED = {"nuclei_resnet10": "nuclei"}
 SHIPPED_FOLDER = Path(__file__).parent / "shipped"
 
 
+def names() -> tuple[str, ...]:
+    """Return all names, those of weights that ship first."""
+    return *SHIPPED, *PUBLISHED, *BY_HAND
+
+
 def find(weights: str | os.PathLike) -> str | os.PathLike:
     """Return the file of a name in `PUBLISHED`, fetched into `home` where it is not there yet, or
     in `SHIPPED`.
@@ -214,9 +219,9 @@ def recipe_of(name: str) -> str:
 
 
 def is_name(weights: str | os.PathLike) -> bool:
-    """Whether it is a name in `PUBLISHED`, `SHIPPED` or `BY_HAND` and no file, folder or checkpoint
-    of TensorFlow's, which is named without an ending."""
-    return str(weights) in {*PUBLISHED, *SHIPPED, *BY_HAND} and not _exists(weights)
+    """Whether it is one of `names` and no file, folder or checkpoint TensorFlow's, which is
+    named without an ending."""
+    return str(weights) in names() and not _exists(weights)
 
 
 def _exists(weights: str | os.PathLike) -> bool:
@@ -225,15 +230,18 @@ def _exists(weights: str | os.PathLike) -> bool:
 
 def absent(weights: str | os.PathLike) -> ValueError:
     """Return the error for weights that are neither there nor a name."""
-    close = difflib.get_close_matches(str(weights), PUBLISHED, 1)
+    close = _close_names(str(weights))
     hint = f", did you mean {close[0]!r}?" if close else ""
     return ValueError(f"{weights}: no such file or run, and no name of `prepare weights`{hint}")
 
 
 def is_nearly_name(weights: str | os.PathLike) -> bool:
-    """Whether nothing of the name exists, but it is like one in `PUBLISHED`."""
-    there = _exists(weights) or str(weights) in PUBLISHED
-    return not there and bool(difflib.get_close_matches(str(weights), PUBLISHED, 1))
+    """Whether nothing of the name exists, but it is like one of `names`."""
+    return not _exists(weights) and str(weights) not in names() and bool(_close_names(str(weights)))
+
+
+def _close_names(name: str) -> list[str]:
+    return difflib.get_close_matches(name, names(), 1)
 
 
 def fetch(
@@ -252,7 +260,7 @@ def fetch(
     if name in BY_HAND:
         raise ValueError(f"{name} is {BY_HAND[name]}")
     if name not in PUBLISHED:
-        close = difflib.get_close_matches(name, PUBLISHED, 1)
+        close = _close_names(name)
         hint = (
             f"did you mean {close[0]!r}?" if close else "expected one that `prepare weights` lists"
         )

@@ -551,6 +551,7 @@ def test_the_same_from_a_shell(entry, arguments, words, cache):
         ("evaluate", ["--workdir=FILE"], "--workdir"),
         ("infer", ["--workdir=w", "--input=i", "--output=FILE"], "--output"),
         ("export", ["--workdir=w", "--format=onnx", "--output=FILE/a/b"], "--output"),
+        ("export", ["--workdir=w", "--format=hub", "--output=FILE"], "--output"),
         ("prepare", ["shapes", "--data_dir=FILE"], "--data_dir"),
         ("prepare", ["merge", "--json=a", "--output=FILE/a.json"], "--output"),
     ],

@@ -72,6 +72,7 @@ def test_values(complete):
     assert complete("mask-rcnn-jax infer --weights maskrcnn_resnet50_fpn_v") == [
         "maskrcnn_resnet50_fpn_v2_coco"
     ]
+    assert complete("mask-rcnn-jax infer --weights nuc") == ["nuclei_resnet10"]
     assert complete("mask-rcnn-jax prepare weights convnext_t") == ["convnext_tiny"]
     assert complete("mask-rcnn-jax train --platform t") == ["tpu"]
     assert set(complete("mask-rcnn-jax prepare convert --from l")) == {"labelme", "labelstudio"}

@@ -70,6 +70,8 @@ def test_weights_are_read_back_unchanged(names, weights, tmp_path, capsys, caplo
     path, variables = weights
     target = tmp_path / "new" / "out.safetensors"
     arguments = ["--weights", path, f"--format={names}", "--output", target]
+    target.parent.mkdir()
+    target.write_bytes(b"of an earlier export")
     assert run_inside("export", *small_flags(), *arguments) == 0
     arrays = load_file(target)
     said = capsys.readouterr().out.splitlines()

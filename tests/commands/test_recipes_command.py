@@ -7,7 +7,7 @@ import pytest
 
 from mask_rcnn_jax.cli.recipes import known_recipes
 from mask_rcnn_jax.config import flatten, load_own, recipe_names
-from mask_rcnn_jax.weights.published import PUBLISHED
+from mask_rcnn_jax.weights.published import names, recipe_of
 from tests.commands.command import check_done, error_line, run_captured
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
@@ -45,7 +45,7 @@ def test_docs_have_the_same_systems_and_aps():
 
 def test_weights_belong_to_recipes_that_are_listed():
     listed = [name for one in known_recipes() for name in one.weights]
-    detectors = [name for name, published in PUBLISHED.items() if published.recipe]
+    detectors = [name for name in names() if recipe_of(name)]
     assert sorted(listed) == sorted(detectors)
 
 

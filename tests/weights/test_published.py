@@ -9,7 +9,15 @@ import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.weights import published, restore
 from mask_rcnn_jax.weights.pretrained import check_source
-from mask_rcnn_jax.weights.published import BY_HAND, PUBLISHED, Published, fetch, find
+from mask_rcnn_jax.weights.published import (
+    BY_HAND,
+    PUBLISHED,
+    Published,
+    fetch,
+    find,
+    is_nearly_name,
+    names,
+)
 from tests.formats.file_server import running
 
 CONTENT = b"weights"
@@ -53,6 +61,14 @@ def test_unknown_names_and_addresses_are_refused(tmp_path):
         fetch("other", tmp_path)
     with pytest.raises(ValueError, match="nothing://bucket/weights.pth: Protocol not known"):
         find("nothing://bucket/weights.pth")
+
+
+def test_a_file_of_a_nearly_right_name_is_no_mistake(tmp_path, monkeypatch):
+    """TensorFlow's is a name without an ending."""
+    monkeypatch.chdir(tmp_path)
+    assert is_nearly_name("resnet5")
+    (tmp_path / "resnet5.index").touch()
+    assert not is_nearly_name("resnet5") and not any(map(is_nearly_name, names()))
 
 
 def test_models_on_a_hub_need_its_client(monkeypatch):
