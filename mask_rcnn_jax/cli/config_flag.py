@@ -111,7 +111,8 @@ def _meant_by_first(argv: Sequence[str]) -> str:
         return ""
     of_enums = [name for name in FLAGS if given in getattr(FLAGS[name].parser, "enum_values", ())]
     is_recipe = given.partition(":")[0] in recipe_names() or given.endswith(".py")
-    names = [*of_enums, *["config"] * is_recipe, "input", "workdir"]
+    is_model = published.is_name(given) or hub.is_hub(given)
+    names = [*of_enums, *["config"] * is_recipe, *["weights"] * is_model, "input", "workdir"]
     name = next((name for name in names if name in FLAGS), "")
     return f", did you mean --{name} {given}?" if name else ""
 

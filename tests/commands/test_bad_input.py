@@ -329,6 +329,8 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
             ["--input and --output must have a value, did you mean --input a.jpg?"],
         ),
         ("export", ["onnx"], ["must have a value, did you mean --format onnx?"]),
+        ("serve", ["nuclei_resnet10"], ["did you mean --weights nuclei_resnet10?"]),
+        ("infer", ["hf://a/b"], ["must have a value, did you mean --weights hf://a/b?"]),
         (
             "serve",
             ["runs/mine"],
@@ -374,7 +376,7 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
         ("serve", ["--workdir=w", "--input=i"], ["'input', which infer and prepare have"]),
         ("serve", ["--config=quickstart", "--workdir=w", "--input=i"], ["'input', which infer"]),
         ("export", ["--workdir=w", "--save=csv"], ["'save', which infer has"]),
-        ("evaluate", ["--workdir=w", "--port=1"], ["'port', which serve has"]),
+        ("evaluate", ["--workdir=w", "--port=1"], ["'port', which demo and serve have"]),
         ("infer", ["--workdir=w", "--gpus=8"], ["'gpus', which prepare has"]),
         ("prepare", [], ["prepare needs an action, expected one of shapes, cells,"]),
         ("prepare", ["chek"], ["prepare has no action 'chek', did you mean 'check'?"]),
