@@ -86,7 +86,7 @@ def _about(recipe: Recipe, categories: Sequence[Mapping[str, Any]], facts: Facts
 
 def _loading(recipe: Recipe, address: str) -> str:
     code = (
-        "import mask_rcnn_jax as mrcnn  # with its extra: mask-rcnn-jax[hub]\n\n"
+        "import mask_rcnn_jax as mrcnn  # pip install 'mask-rcnn-jax[hub]'\n\n"
         f'predictor = mrcnn.load("{address}")\n'
         'result = predictor("photo.jpg")'
     )

@@ -219,7 +219,7 @@ def recipe_of(name: str) -> str:
 
 
 def is_name(weights: str | os.PathLike) -> bool:
-    """Whether it is one of `names` and no file, folder or checkpoint TensorFlow's, which is
+    """Whether it is one of `names` and no file, folder or checkpoint of TensorFlow, which is
     named without an ending."""
     return str(weights) in names() and not _exists(weights)
 
