@@ -15,6 +15,7 @@ from mask_rcnn_jax.config import (
     close_entries,
     exported_recipe,
     flatten,
+    load_own,
     load_tree,
     override_problem,
     read_run,
@@ -130,8 +131,9 @@ def _wrong_value(error: flags.IllegalFlagValueError) -> str:
 
 
 def _brings_entries(weights: str) -> bool:
-    """Whether weights are a whole model, of a hub or in a folder, with a recipe of its own."""
-    return hub.is_hub(weights) or model_folder.is_model_folder(weights)
+    """Whether weights bring a recipe: by a name, or as a whole model of a hub or in a folder."""
+    is_whole = hub.is_hub(weights) or model_folder.is_model_folder(weights)
+    return is_whole or bool(published.brought_recipe(weights))
 
 
 def _is_required(flag: str) -> bool:
@@ -163,6 +165,8 @@ def _define_entries(name: str, argv: Sequence[str], flag: str = "config") -> Non
     try:
         if flag == "artifact":
             config = ConfigDict(exported_recipe(read_manifest(name)).to_dict())
+        elif flag == "weights" and (recipe := published.brought_recipe(name)):
+            config = ConfigDict(load_own(recipe).to_dict())
         elif flag == "weights":
             config = ConfigDict(model_folder.read(Path(published.local(name)).parent)[0].to_dict())
         else:

@@ -159,7 +159,8 @@ def _source(
 ) -> tuple[Restored, Exported | None]:
     """Restore the model to evaluate, or take an exported one, which has no variables."""
     if isinstance(weights, str | Path):
-        brings_recipe = pretrained.is_run(weights) or folder_of(weights)
+        is_whole = pretrained.is_run(weights) or folder_of(weights)
+        brings_recipe = is_whole or published.brought_recipe(weights)
         if recipe is None and not brings_recipe or not (has_output or pretrained.is_run(weights)):
             needed = "--output" if brings_recipe else "--config and --output"
             raise ValueError(f"--weights {weights} is no run: it needs {needed}")

@@ -218,6 +218,11 @@ def recipe_of(name: str) -> str:
     return SHIPPED.get(name) or (PUBLISHED[name].recipe if name in PUBLISHED else "")
 
 
+def brought_recipe(weights: str | os.PathLike) -> str:
+    """Return the recipe of `recipe_of` where weights are given by a name; otherwise ""."""
+    return recipe_of(str(weights)) if is_name(weights) else ""
+
+
 def is_name(weights: str | os.PathLike) -> bool:
     """Whether it is one of `names` and no file, folder or checkpoint of TensorFlow, which is
     named without an ending."""

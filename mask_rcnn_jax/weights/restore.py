@@ -89,9 +89,9 @@ def restore_recipe(
 
 def _recipe_for(weights: str | os.PathLike) -> Recipe:
     """Return the recipe of published weights; ValueError for a file, which brings none."""
+    if recipe := published.brought_recipe(weights):
+        return load_own(recipe)
     if published.is_name(weights):
-        if recipe := published.recipe_of(str(weights)):
-            return load_own(recipe)
         raise ValueError(f"{weights} is a backbone, expected a detector; use model.init_from")
     if not os.path.exists(weights) and not os.path.exists(f"{weights}.index"):
         raise published.absent(weights)

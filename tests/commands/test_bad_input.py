@@ -487,6 +487,13 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
             ["some.pth: no such file"],
         ),
         ("evaluate", [*config_flags({}), "--results=nowhere.json"], ["nowhere.json"]),
+        # A name brings its recipe.
+        ("evaluate", ["--weights=nuclei_resnet10"], ["is no run: it needs --output"]),
+        (
+            "infer",
+            ["--weights=nuclei_resnet10", "--input=i", "--output=o", "--config.eval.batch_size=0"],
+            ["eval.batch_size is 0, expected at least 1"],
+        ),
         ("infer", ["--workdir=w", "--input=i"], ["--output", "must have a value"]),
         ("infer", ["--workdir=w", "--output=o"], ["--input", "must have a value"]),
         (
