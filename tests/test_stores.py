@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax import stores
-from mask_rcnn_jax.data.coco import load_coco
+from mask_rcnn_jax.data.coco import check_coco, load_coco
 from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.images.decode import decode_image
 from mask_rcnn_jax.predict.inputs import find_inputs, read_image
@@ -124,6 +124,20 @@ def test_what_is_absent_is_named_by_its_address(tmp_path, put):
         load_coco(f"{address}/instances.json", f"{address}/pictures")
     with pytest.raises(OSError, match=f"{address}/images is a folder, expected a file"):
         stores.local_file(f"{address}/images")
+
+
+def test_check_decodes_the_images_of_an_address(tmp_path, put):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    path, images = write_coco(folder, ((40, 60), (50, 30)), ANNOTATIONS)
+    (images / "001.png").write_bytes((images / "001.png").read_bytes()[:-20])
+    address = f"{put(folder)}/images"
+    assert check_coco(path, address) == [f"{address}/001.png: truncated or damaged"]
+    content = json.loads(path.read_text())
+    content["images"][1]["file_name"] = "3.png"
+    path.write_text(json.dumps(content))
+    problems = check_coco(path, address)
+    assert len(problems) == 2 and f"'3.png' is listed but not in {address}" in problems[0]
 
 
 def test_a_full_disk_keeps_no_image(tmp_path, put, monkeypatch):

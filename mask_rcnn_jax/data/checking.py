@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from mask_rcnn_jax import stores
 from mask_rcnn_jax.annotations import checks
 from mask_rcnn_jax.annotations.absent import folded
 from mask_rcnn_jax.annotations.checks import show
@@ -99,7 +100,7 @@ def _decode_images(
     turned: list[tuple[str, bool, bool]] = []
     for entry in images:
         path = os.path.join(image_dir, entry["file_name"])
-        if not os.path.isfile(path):
+        if not (stores.is_address(path) or os.path.isfile(path)):
             continue  # found by `absent_images`
         size = int(entry["height"]), int(entry["width"])
         try:
@@ -115,6 +116,8 @@ def _decode_images(
                 numbers[_stored_type(path, pixels, bands)].append(entry["file_name"])
             else:
                 image = decode_bytes(content, path, expected_size=size, upright=upright)
+        except FileNotFoundError:  # likewise, in a store
+            continue
         except (OSError, ValueError) as error:
             findings.problems.append(str(error))
         else:
