@@ -237,6 +237,7 @@ def _length(fields: Fields, gpus: int, notes: list[str]) -> dict[str, Any]:
         is_epochs = fields.get(f"{name}.by_epoch", True) is True
         unit = length if is_epochs == bool(epochs) else length * per_epoch if epochs else 0
         if kind == "LinearLR" and fields.number(f"{name}.begin", 0) == 0:
+            fields.check({f"{name}.end_factor": (1,)})
             factor = float(fields.number(f"{name}.start_factor", 1 / 3))
             end = fields.positive(f"{name}.end")
             rate = fields.positive("optim_wrapper.optimizer.lr")
@@ -247,18 +248,32 @@ def _length(fields: Fields, gpus: int, notes: list[str]) -> dict[str, Any]:
                 text = "the number of images is not known; set optim.warmup_until, a fraction"
                 notes.append(f"{name}.end = {end}: {text}")
         elif kind == "MultiStepLR" and unit:
+            fields.check({f"{name}.begin": (0,)})
             gamma = fields.number(f"{name}.gamma", 0.1)
             milestones = fields.numbers(f"{name}.milestones", "a list of numbers")
             decays += [(step / unit, gamma) for step in milestones]
         elif kind == "CosineAnnealingLR":
-            rate = fields.values.get("optim_wrapper.optimizer.lr", 1)
-            ratio = fields.number(f"{name}.eta_min", 0) / rate
-            entries |= {"optim.schedule": "cosine", "optim.end_factor": float(ratio)}
+            entries |= _cosine(fields, name, unit, entries.get("optim.warmup_until", 0.0))
         else:
             expected = "'LinearLR' from step 0, 'MultiStepLR' or 'CosineAnnealingLR'"
             raise fields.fault(f"{name}.type", expected)
         fields.ignore([name])
     return entries | _levels(fields, decays, "optim.schedule" in entries)
+
+
+def _cosine(fields: Fields, name: str, unit: float, warmup: float) -> dict[str, Any]:
+    """The entries of a cosine, which takes the whole run here, but for the warm-up.
+
+    unit: what its numbers are fractions of; 0 if not known. warmup: its end, as a fraction.
+    """
+    begin, last = (fields.number(f"{name}.{key}", 0) for key in ("begin", "T_max"))
+    if unit and begin > warmup * unit * (1 + 1e-9):
+        raise fields.fault(f"{name}.begin", "0, or a step of the warm-up")
+    if unit and last and last not in (unit, unit - begin):
+        raise fields.fault(f"{name}.T_max", f"{unit}, the length of the run")
+    rate = fields.positive("optim_wrapper.optimizer.lr", 1)
+    ratio = fields.number(f"{name}.eta_min_ratio", fields.number(f"{name}.eta_min", 0) / rate)
+    return {"optim.schedule": "cosine", "optim.end_factor": float(ratio)}
 
 
 def _levels(fields: Fields, decays: list[tuple[float, float]], is_cosine: bool) -> dict[str, Any]:

@@ -204,6 +204,11 @@ LSJ = (
              "optim.end_factor": 0.1},
         ),
         (
+            "param_scheduler = [dict(type='LinearLR', start_factor=0.1, end=1),\n"
+            "    dict(type='CosineAnnealingLR', begin=1, T_max=11, end=12, eta_min_ratio=0.05)]",
+            {"optim.schedule": "cosine", "optim.end_factor": 0.05, "optim.warmup_until": 1 / 12},
+        ),
+        (
             "param_scheduler = [{{_base_.param_scheduler}}[0], _base_.param_scheduler[1]]\n"
             "_base_.optim_wrapper.optimizer.lr = 0.02 / 8",
             {"optim.learning_rate": 0.0025, "optim.decay_at": (8 / 12, 11 / 12)},
@@ -275,6 +280,13 @@ def test_a_field_sets_its_entry(text, entries, tmp_path):
          "keep_ratio is False, expected True"),
         (PIPELINE.format("dict(type='RandomChoiceResize', scales=1.5)"), 2, "scales is 1.5, exp"),
         ("param_scheduler = [dict(type='PolyLR')]", 2, "type is 'PolyLR', expected 'LinearLR'"),
+        ("param_scheduler = [dict(type='CosineAnnealingLR', begin=6, end=12, T_max=6)]", 2,
+         "begin is 6, expected 0, or a step of the warm-up"),
+        ("param_scheduler = [dict(type='CosineAnnealingLR', T_max=24)]", 2, "T_max is 24, exp"),
+        ("param_scheduler = [dict(type='LinearLR', end=3, end_factor=0.5)]", 2,
+         "end_factor is 0.5, expected 1"),
+        ("param_scheduler = [dict(type='MultiStepLR', begin=3, milestones=[6])]", 2,
+         "begin is 3, expected 0"),
     ],
 )  # fmt: skip
 def test_a_fault_is_one_line_with_its_place(text, line, words, tmp_path):
