@@ -86,17 +86,16 @@ def _split_folder(source: Path, split: str) -> Path:
     """The folder of images that a data.yaml names for a split."""
     if not source.is_file():
         raise ValueError(f"{source} is a folder, expected its data.yaml with --split")
-    try:
-        content: Any = yaml.safe_load(read_regular(source, MAX_NAMES))
-        root, value = content.get("path") or "", content.get(split)
-    except (yaml.YAMLError, UnicodeError, RecursionError, AttributeError) as error:
-        raise ValueError(f"{source}: no data.yaml of YOLO ({show(str(error))})") from error
+    content = _read_yaml(source)
+    root, value = content.get("path") or "", content.get(split)
     if not isinstance(value, str) or not isinstance(root, str):
-        raise ValueError(f"{source}: {split} is {show(value)}, expected the name of a folder")
+        # Aliases can make a list of lists too long to print.
+        kind = {type(None): "missing", list: "a list"}.get(type(value), "no text")
+        raise ValueError(f"{source}: {split} is {kind}, expected the name of a folder")
     # As Ultralytics has it: some tools write ../train/images for ./train/images.
     names = [Path(root) / value, Path(value), Path(value.removeprefix("../"))]
     places = [source.parent / name for name in names]
-    found = next((place for place in places if place.is_dir()), None)
+    found = next((place for place in places if os.path.isdir(place)), None)
     if found is None:
         raise NotADirectoryError(f"{source}: {split} is {show(value)}, which is no folder")
     return found
@@ -121,13 +120,22 @@ def _names_file(folder: Path) -> Path | None:
     return next((path for path in found if path.is_file()), None)
 
 
-def _read_names(path: Path) -> dict[int, str]:
+def _read_yaml(path: Path) -> dict[Any, Any]:
+    """What is in a data.yaml; {} for what is none."""
+    text = read_regular(path, MAX_NAMES)
     try:
-        content: Any = yaml.safe_load(read_regular(path, MAX_NAMES))
-        names = content.get("names")
+        content = yaml.safe_load(text)
+    except Exception:  # whatever its constructors raise for a tag of another kind of value
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _read_names(path: Path) -> dict[int, str]:
+    names: Any = _read_yaml(path).get("names")
+    try:
         names = dict(enumerate(names)) if isinstance(names, list) else dict(names)
         names = {k: str(v) if type(v) in (int, float) else v for k, v in names.items()}
-    except (yaml.YAMLError, UnicodeError, RecursionError, AttributeError, TypeError, ValueError):
+    except (TypeError, ValueError):
         names = {}
     if any(isinstance(name, bool) for name in names.values()):
         raise ValueError(f"{path}: 'names' has true, yes, on or such; write class names in quotes")

@@ -58,9 +58,18 @@ def test_a_split_is_the_folder_that_data_yaml_names(images, labels, rows, tmp_pa
     assert len(content["images"]) == 2 and len(content["annotations"]) == 1
     assert len(convert_set("yolo", tmp_path / "data.yaml")[0]["images"]) == 4
     refuses(
-        "val is None, expected the name of a folder", "yolo", tmp_path / "data.yaml", split="val"
+        "val is missing, expected the name of a folder", "yolo", tmp_path / "data.yaml", split="val"
     )
     refuses("is a folder, expected its data.yaml", "yolo", tmp_path, split="train")
+
+
+@pytest.mark.parametrize("value", [
+    "!!bool a", "!!timestamp a", "[a, b]", "a" * 9000,
+    "[&a0 [1], " + "".join(f"&a{n + 1} [*a{n}, *a{n}], " for n in range(40)) + "1]",
+])  # fmt: skip
+def test_a_data_yaml_with_anything_in_it_is_refused_in_one_line(value, tmp_path):
+    write(tmp_path, "images", "labels", names=f"{NAMES}train: {value}\n")
+    refuses("data.yaml: (train is|no 'names' of)", "yolo", tmp_path / "data.yaml", split="train")
 
 
 def test_names_are_a_list_numbers_or_given(tmp_path):
