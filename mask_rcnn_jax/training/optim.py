@@ -139,10 +139,11 @@ def injected_rate(opt_state: optax.OptState) -> jax.Array | None:
 
 def _mask(choose: Callable[[tuple[str, ...], set], bool]) -> Callable:
     """A function from a tree to one of bools: `choose(names, all)`, by the names on the way to a
-    leaf and those of all leaves."""
+    leaf and those of all leaves, frozen ones among them."""
 
     def mask(tree):
-        paths = {names_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
+        every = jax.tree_util.tree_leaves_with_path(tree, lambda x: isinstance(x, optax.MaskedNode))
+        paths = {names_of(path) for path, _ in every}
         return jax.tree_util.tree_map_with_path(lambda path, _: choose(names_of(path), paths), tree)
 
     return mask

@@ -97,6 +97,17 @@ def test_what_is_frozen_has_no_state_no_decay_and_no_gradient(own):
     assert np.isfinite(metrics["grad_norm"])
 
 
+def test_the_bias_of_a_frozen_kernel_still_decays():
+    decay_on = ("kernel", "kernel_bias")
+    params = {"fpn": {"conv": {"kernel": jnp.ones(2), "bias": jnp.ones(2)}, "norm": {"bias": 1.0}}}
+    wanted = recipe(decay_on=decay_on, freeze=("*/kernel",))
+    tx = build_optimizer(wanted, lambda _: 0.5, params, Trunk())
+    gradients = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = tx.update(gradients, tx.init(params), params)
+    assert updates["fpn"]["conv"]["bias"] == pytest.approx(-0.05)
+    assert not updates["fpn"]["conv"]["kernel"].any() and updates["fpn"]["norm"]["bias"] == 0
+
+
 def flops(**optim) -> float:
     config = tiny_config()
     config.model.backbone.frozen_stages = 0
