@@ -38,5 +38,13 @@ def available_bytes(device: Any) -> int | None:
         found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
     with suppress(OSError, ValueError):  # "max" is no number
         limit, used = (int((CGROUP / f"memory.{n}").read_text()) for n in ("max", "current"))
-        found.append(limit - used)
+        found.append(limit - used + _cached_bytes())
     return min(found, default=None)
+
+
+def _cached_bytes() -> int:
+    """Return the bytes of files that a container's memory holds until it is needed."""
+    with suppress(OSError, ValueError):
+        lines = (line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        return int(dict(lines).get("inactive_file", 0))
+    return 0

@@ -17,22 +17,28 @@ def log_memory(
     recipe: Recipe, step: Any, arguments: tuple, canvas: tuple[int, int], mesh: Mesh
 ) -> None:
     """Log what a step on a canvas (height, width) is expected to take of a device's memory, and, if
-    that is too much, what would fit. Devices of a CPU share its memory."""
+    that is too much, what would fit. Devices of a CPU share its memory.
+
+    arguments: of the step; those but the batch are in memory.
+    """
     device = mesh.local_devices[0]
-    free = available_bytes(device)
-    if free is None or not hasattr(step, "trace"):  # which only jitted steps have
+    unused = available_bytes(device)
+    if unused is None or not hasattr(step, "trace"):  # which only jitted steps have
         return
     devices = len(mesh.local_devices) if device.platform == "cpu" else 1
     fixed, peak = (devices * size for size in step_bytes(step, *arguments))
+    free = unused + fixed  # which is there already
     text = f"a step on {canvas[0]} x {canvas[1]} is expected to take {peak / 1e9:.1f} GB"
     if peak <= free:
-        logging.info("%s, %.1f GB are free", text, free / 1e9)
+        logging.info("%s, %.1f GB are free for it", text, free / 1e9)
         return
     train = recipe.train
     given = recipe.optim.accumulate_steps, train.images_per_device, train.batch_size
     at_once = train.batch_size // mesh.size // count_microbatches(*given, mesh.size)
     advice = what_fits(recipe.data.image_size, at_once, fixed, peak, free)
-    logging.warning("%s, but %.1f GB are free: %s", text, free / 1e9, advice)
+    if "images_per_device" in advice and recipe.optim.accumulate_steps > 1:
+        advice += "; it sets optim.accumulate_steps, which must be 1 then"
+    logging.warning("%s, but %.1f GB are free for it: %s", text, free / 1e9, advice)
 
 
 def what_fits(size: tuple[int, int], at_once: int, fixed: int, peak: int, free: int) -> str:

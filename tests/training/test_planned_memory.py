@@ -1,5 +1,6 @@
 """What a training step is expected to take, beside what XLA plans."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -82,16 +83,20 @@ def step_of(recipe, rows):
 
 def test_a_step_that_does_not_fit_is_a_warning_with_advice(monkeypatch, caplog):
     caplog.set_level("INFO")
+    """The state is in memory, and not to be found room for a second time."""
     recipe = as_recipe(tiny_config())
     step, *arguments = step_of(recipe, 4)
     fixed, peak = step_bytes(step, *arguments)
-    for free, words in (
-        (2 * peak, "GB are free"),
-        ((fixed + peak) // 2, "--config.train.images_per_device="),
+    split = replace(recipe, optim=replace(recipe.optim, accumulate_steps=2))
+    for given, free, words in (
+        (recipe, peak, "GB are free for it"),
+        (recipe, (fixed + peak) // 2, "--config.train.images_per_device="),
+        (split, (fixed + peak) // 2, "it sets optim.accumulate_steps, which must be 1 then"),
     ):
-        monkeypatch.setattr(planned_memory, "available_bytes", lambda device, free=free: free)
+        unused = free - fixed
+        monkeypatch.setattr(planned_memory, "available_bytes", lambda _, unused=unused: unused)
         caplog.clear()
-        log_memory(recipe, step, tuple(arguments), (64, 64), one_cpu())
+        log_memory(given, step, tuple(arguments), (64, 64), one_cpu())
         (record,) = caplog.records
         assert "a step on 64 x 64 is expected to take" in record.message and words in record.message
         assert (record.levelname == "WARNING") == (free < peak)
@@ -114,6 +119,8 @@ def test_a_container_has_less_than_its_machine(tmp_path, monkeypatch):
     (tmp_path / "memory.max").write_text("3000000\n")
     (tmp_path / "memory.current").write_text("1000000\n")
     assert memory.available_bytes(cpu) == 2_000_000
+    (tmp_path / "memory.stat").write_text("anon 500000\ninactive_file 400000\n")
+    assert memory.available_bytes(cpu) == 2_400_000  # files that were read make room
     (tmp_path / "memory.max").write_text("max\n")
     assert memory.available_bytes(cpu) > 1e8
 
