@@ -75,7 +75,8 @@ VARIANTS = (*SCHEDULES, *LSJ, *ZOO)
 
 def get_config(variant: str = "1x") -> ConfigDict:
     if variant not in VARIANTS:
-        raise ValueError(f"coco_detectron2:{variant}: expected one of {list(VARIANTS)}")
+        own = "coco_mmdet, a recipe of its own, or " if variant == "mmdetection" else ""
+        raise ValueError(f"coco_detectron2:{variant}: expected {own}one of {list(VARIANTS)}")
     steps, decays = SCHEDULES["1x" if variant.endswith("1x") else "3x"]
     config = base.get_config()
     config.data.update(resize_rounding="round", antialias=True, max_vertices=512, keep_empty=False)

@@ -217,6 +217,11 @@ def test_a_variant_differs_and_an_unknown_one_is_refused(name):
         recipe(f"{stem}:typo")
 
 
+def test_a_variant_that_became_a_recipe_is_named():
+    with pytest.raises(ValueError, match="coco_detectron2:mmdetection: expected coco_mmdet, a rec"):
+        recipe("coco_detectron2:mmdetection")
+
+
 def test_a_recipe_without_variants_says_so():
     with pytest.raises(ValueError, match="quickstart.py:3x: this recipe has no variants"):
         recipe("quickstart:3x")
