@@ -8,6 +8,7 @@ replace them with `_delete_=True`.
 import ast
 import operator
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,8 @@ class _Reader:
         match node:
             case ast.Constant(value=int(value)) if value > MAX_NUMBER:  # may be too long to print
                 raise self.place(node).fault("a number is too large")
+            case ast.Constant(value=str(value)) if re.search(r"\{\{\s*_base_", value):
+                raise self.place(node).fault(f"{show(value)}: expected it without quotes")
             case ast.Constant(value=value) if not isinstance(value, bytes | complex):
                 return value
             case ast.List(elts=items):

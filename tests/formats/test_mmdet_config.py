@@ -262,6 +262,7 @@ def test_a_field_sets_its_entry(text, entries, tmp_path):
         ("lr = f'{1}'", 2, "expected a literal"),
         ("lr = nothing", 2, "nothing: expected a literal"),
         ("lr = 1 / 0", 2, "division by zero"),
+        ("a = 'b/{{ _base_.size }}'", 2, "'b/{{ _base_.size }}': expected it without quotes"),
         ("a = {{_base_.nothing}}", 2, "_base_.nothing is not there"),
         ("with read_base():\n    from .a import *", 2, "mmengine's newer style"),
         ("\nmodel = dict(backbone=dict(type='SwinTransformer'))", 3,
