@@ -17,7 +17,7 @@ from mask_rcnn_jax.annotations.reader import read_regular
 from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.formats.fields import Place
 
-MAX_BYTES = 1 << 20  # of a file
+MAX_BYTES = 1 << 20  # of a file, or characters of a text
 MAX_FILES = 50  # that are read for a config, one that is named twice twice
 MAX_VALUES = 1 << 18  # of a file
 CHARACTERS = 64  # that count as a value where a text is copied
@@ -69,6 +69,8 @@ def _read(path: Path, text: str | None, files: list[Path]) -> Block:
 def _parse(path: Path, text: str | None) -> ast.Module:
     try:
         text = read_regular(path, MAX_BYTES).decode() if text is None else text
+        if len(text) > MAX_BYTES:
+            raise ValueError(f"more than {MAX_BYTES} characters")
         return ast.parse(text)
     except SyntaxError as error:
         raise Place(str(path), error.lineno or 1).fault(f"no Python ({error.msg})") from error

@@ -325,6 +325,11 @@ def test_a_config_that_cannot_be_read_is_named(text, words, tmp_path):
         write_recipe(path, tmp_path / "recipe.py", 8)
 
 
+def test_a_config_in_a_checkpoint_has_the_limits_of_a_file(tmp_path):
+    with pytest.raises(ValueError, match="a.pth: no config in Python .*more than 1048576 char"):
+        read_config(tmp_path / "a.pth", "a = 1\n" * 200_000)
+
+
 def test_files_that_name_others_twice_come_to_an_end(tmp_path):
     for n in range(40):
         (tmp_path / f"{n}.py").write_text(f"_base_ = ['{n + 1}.py', '{n + 1}.py']")
