@@ -72,7 +72,7 @@ def local_file(path: str | os.PathLike) -> Path:
         known = any(found.get(name) for name in _CHANGES[1:])
         if not (known and target.exists()):
             os.replace(_fetched(store, inside, target.parent), target)
-            for other in target.parent.glob(f"{_name(address)}-*"):
+            for other in target.parent.glob(f"{_name(address)}-*-*"):
                 if other != target:
                     with suppress(OSError):
                         other.unlink()
@@ -177,10 +177,10 @@ def _name(address: str) -> str:
 
 
 def _place(address: str, version: str = "") -> Path:
-    """Where the copy is kept, with the ending of the address."""
-    name, ending = _name(address), os.path.splitext(address)[1]
-    ending = ending if re.fullmatch(r"\.[A-Za-z0-9]{1,12}", ending) else ""
-    return home() / "objects" / name[:2] / f"{name}{version}{ending}"
+    """Where the copy is kept, with the name of the file, which messages show, at its end."""
+    name, plain = _name(address), address.partition("?")[0].rpartition("/")[2]
+    shown = re.sub("[^A-Za-z0-9._-]", "_", plain)[-100:]
+    return home() / "objects" / name[:2] / f"{name}{version}-{shown}"
 
 
 @contextmanager

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax import stores
+from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.coco import check_coco, load_coco
 from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.images.decode import decode_image
 from mask_rcnn_jax.predict.inputs import find_inputs, read_image
 from mask_rcnn_jax.weights import published
+from mask_rcnn_jax.weights.restore import load_variables
 from tests.commands.command import check_done, run_captured
 from tests.commands.small_run import untrained_run
 from tests.data.small_set import rectangle, write_coco
@@ -124,6 +126,14 @@ def test_what_is_absent_is_named_by_its_address(tmp_path, put):
         load_coco(f"{address}/instances.json", f"{address}/pictures")
     with pytest.raises(OSError, match=f"{address}/images is a folder, expected a file"):
         stores.local_file(f"{address}/images")
+
+
+def test_a_copy_keeps_the_name_of_its_file(tmp_path):
+    (tmp_path / "my weights.pth").write_bytes(b"a")
+    address = f"file://{tmp_path}/my weights.pth"
+    assert stores.local_file(address).name.endswith("-my_weights.pth")
+    with pytest.raises(ValueError, match="-my_weights.pth: unknown format"):
+        load_variables(address, load_config("coco_torchvision"))
 
 
 def test_check_decodes_the_images_of_an_address(tmp_path, put):
