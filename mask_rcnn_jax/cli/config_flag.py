@@ -11,6 +11,7 @@ from ml_collections import ConfigDict, config_flags
 from mask_rcnn_jax import consent
 from mask_rcnn_jax.cli.help import format_entries
 from mask_rcnn_jax.config import (
+    OTHERS_ENTRIES,
     as_recipe,
     close_entries,
     exported_recipe,
@@ -243,7 +244,7 @@ def _unknown_flag(error: flags.UnrecognizedFlagError) -> str:
     if "Did you mean" in str(error):
         return one_line(error)
     found = [] if config is None else close_entries(config, flag)
-    others = _commands_with(flag)
+    others = () if found and flag in OTHERS_ENTRIES else _commands_with(flag)
     if others and not any(f".{name}".endswith(f".{flag}") for name in found):
         *more, last = others
         return (

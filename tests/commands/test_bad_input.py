@@ -367,6 +367,11 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
             ["'data', did you mean --config.data.train_json?"],
         ),
         ("train", ["--config=quickstart", "--device=0"], ["'device', did you mean --platform?"]),
+        (
+            "train",
+            ["--config=quickstart", "--batch=4"],
+            ["'batch', did you mean --config.train.batch_size?"],
+        ),
         ("infer", ["--model=w.pth"], ["'model', did you mean --weights?"]),
         (
             "train",
