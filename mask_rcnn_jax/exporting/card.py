@@ -77,7 +77,8 @@ def _about(recipe: Recipe, categories: Sequence[Mapping[str, Any]], facts: Facts
     depth = backbone.get("depth", None)
     name = f"{backbone.name}{f'-{depth}' if depth else ''}"
     trained = "" if facts.step is None else f", trained for {facts.step} steps"
-    text = f"{kind} of mask_rcnn_jax for {len(categories)} classes, backbone {name}{trained}."
+    noun = "class" if len(categories) == 1 else "classes"
+    text = f"{kind} of mask_rcnn_jax for {len(categories)} {noun}, backbone {name}{trained}."
     start = recipe.model.init_from.rstrip("/")
     if facts.step is not None and start:
         text += f" It started from {_code(start if '://' in start else start.rpartition('/')[2])}."
