@@ -13,7 +13,7 @@ def absent_images(file_names: Iterable[str], image_dir: str) -> Iterator[str]:
 
     Folders are listed, once each: a stat per file takes minutes on a network disk.
     """
-    at_address = stores.is_address(image_dir)
+    at_address = stores.is_store(image_dir)
     if not (at_address or os.path.isdir(image_dir)):
         yield f"no image folder {image_dir!r}"
         return

@@ -227,8 +227,8 @@ def read_regular(path: str | os.PathLike, max_bytes: int | None = None) -> bytes
 
 
 def open_regular(path: str | os.PathLike) -> BinaryIO:
-    """Open a regular file, or a copy of what is at an address; NotRegular as `read_regular`."""
-    if stores.is_address(path):
+    """Open a regular file, or a copy of what is in a store; NotRegular as `read_regular`."""
+    if stores.is_store(path):
         return stores.open_file(path)
     file = open(path, "rb", opener=_open_at_once)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

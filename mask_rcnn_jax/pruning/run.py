@@ -116,8 +116,10 @@ def write_checkpoint(workdir: Path, variables: dict) -> None:
     """Write `checkpoints/0` without optimizer state."""
     draft = workdir / "checkpoints" / "tmp.0"
     check_room(workdir, sum(array.nbytes for array in jax.tree.leaves(variables)))
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        checkpointer.save(draft.absolute() / "state", args=ocp.args.StandardSave(variables))
+    handler = ocp.CompositeCheckpointHandler(state=ocp.StandardCheckpointHandler())
+    with ocp.Checkpointer(handler) as checkpointer:
+        state = ocp.args.StandardSave(variables)
+        checkpointer.save(draft.absolute(), args=ocp.args.Composite(state=state))
     checksums.write_checksums(draft)
     draft.rename(draft.with_name("0"))
     checksums.flush_folder(draft.parent)

@@ -69,7 +69,7 @@ def test_check_prints_every_problem_and_fails(coco_files, prepare_inside):
         (["check", "--data_dir", "nowhere"], "no json in nowhere"),
         (["check", "A", "B"], "prepare check got 'A B' without a flag, expected --data_dir --json"),
         (["convert", "a"], "prepare convert got 'a' without a flag, expected --from --input"),
-        (["weights"], "prepare weights needs one name of resnet18, resnet34,"),
+        (["weights", "a", "b"], "prepare weights needs one name, or none to list all"),
         (["shapes", "--data_dir=x", "--val=0.2"], "--val is '0.2', expected a number of images"),
         (["convert", "--from=yolo", "--input=.", "--output=b", "--min_area=3"], "--split_parts"),
         (["repair", "--json", "a.json"], "prepare repair needs --json, --output, and --images"),
