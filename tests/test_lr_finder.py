@@ -26,6 +26,7 @@ def lr_finder():
     return module
 
 
+@pytest.mark.slow
 def test_it_raises_the_rate_until_the_loss_runs_away(lr_finder, tmp_path, capsys):
     path = write_shapes(tmp_path, train=4, val=1, size=(64, 64))["train"]
     (tmp_path / "recipe.py").write_text(RECIPE)

@@ -57,6 +57,7 @@ def test_it_ends_at_once_and_leaves_nothing(number, tmp_path):
     assert not list(Path("/dev/shm").glob(f"mrcnn-{process.pid}-*"))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_at_once_and_keeps_what_it_had(stubbed, tmp_path):
     def stop(step, metrics, images):
         if step == 3 and "loss/total" in metrics:

@@ -69,7 +69,9 @@ def recipe(**optim):
     return as_recipe(config)
 
 
-@pytest.mark.parametrize("own", [None, optax.adamw(0.1, weight_decay=0.1)])
+@pytest.mark.parametrize(
+    "own", [None, pytest.param(optax.adamw(0.1, weight_decay=0.1), marks=pytest.mark.slow)]
+)
 def test_what_is_frozen_has_no_state_no_decay_and_no_gradient(own):
     """Everything else moves as far as without; the global norm knows nothing of frozen layers."""
     wanted = recipe(freeze=("fpn", "box_head/bbox_pred"))
@@ -116,6 +118,7 @@ def flops(**optim) -> float:
     return inputs.train_flops(replace(step, model=replace(step.model, num_classes=2)))
 
 
+@pytest.mark.slow
 def test_no_gradient_is_computed_for_what_is_frozen():
     """Of the backbone as a whole as much is saved as by `frozen_stages`."""
     config = tiny_config()

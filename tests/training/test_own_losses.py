@@ -96,6 +96,7 @@ def step_of_smallest(loss):
     return model, jax.device_get(run(state, shard_batch(tiny_batch(4), mesh)))
 
 
+@pytest.mark.slow
 def test_the_gradient_is_the_sum_of_two_and_a_loss_of_zero_changes_no_bit():
     model, (plain, metrics) = step_of_smallest(LOSS)
     _, (zero, zero_metrics) = step_of_smallest(resolve_losses(LOSS, [("nothing", nothing)]))
@@ -190,6 +191,7 @@ def test_one_that_is_not_finite_is_named():
     assert "of your own" not in both and "learning_rate" in both
 
 
+@pytest.mark.slow
 def test_a_run_logs_it_and_resumes_with_it_alone(tmp_path):
     config = small_config()
     config.train.update(steps=2, checkpoint_every=1, eval_every=2)
