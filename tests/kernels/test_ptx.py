@@ -74,6 +74,8 @@ SHIFT = "and.b32 %r5, %r3, 63;\n"
 FIELD = "and.b32 %r5, %r2, 31;\nand.b32 %r6, %r3, 31;\nbfe.u32 %r4, %r1, %r5, %r6;"
 BETWEEN = "setp.ge.u32 %p1, %r1, %r3;\nsetp.lt.and.u32 %p2, %r1, %r2, %p1;\n"
 SELECT = "\nselp.b32 %r4, %r1, %r2, %p1;"
+# An instruction for the pairs of floats (a, b) and (b, c), and where its two results go.
+PAIRS = "mov.b64 %rd4, {{%r1, %r2}};\nmov.b64 %rd5, {{%r2, %r3}};\n{}\nmov.b64 {{{}}}, %rd6;"
 INTEGERS = {
     "add.s32 %r4, %r1, %r2;": signed(lambda a, b, c: a + b),
     "sub.s32 %r4, %r1, %r2;": signed(lambda a, b, c: a - b),
@@ -101,6 +103,10 @@ INTEGERS = {
         lambda a, b, c: a >> 16 | a << 16
     ),
     "mov.b32 {%rs1, %rs2}, %r1;\ncvt.s32.s16 %r4, %rs2;": signed(lambda a, b, c: a >> 16),
+    "prmt.b32 %r4, %r1, %r2, 0x7632U;": unsigned(lambda a, b, c: a >> 16 | (b >> 16) << 16),
+    "prmt.b32 %r4, %r1, %r2, 0x4B11U;": unsigned(
+        lambda a, b, c: (a >> 8 & 255) * 257 | (a >> 31) * 255 << 16 | (b & 255) << 24
+    ),
 }
 FLOATS = {
     "add.rn.f32 %r4, %r1, %r2;": floats(lambda a, b, c: a + b),
@@ -108,6 +114,11 @@ FLOATS = {
     "mul.f32 %r4, %r1, 0f40490FDB;": floats(lambda a, b, c: a * np.float32(np.pi)),
     "fma.rn.f32 %r4, %r1, %r2, %r3;": floats(
         lambda a, b, c: (np.float64(a) * b + c).astype(np.float32)
+    ),
+    PAIRS.format("mul.f32x2 %rd6, %rd4, %rd5;", "%r5, %r4"): floats(lambda a, b, c: b * c),
+    PAIRS.format("add.rn.f32x2 %rd6, %rd4, %rd5;", "%r4, %r5"): floats(lambda a, b, c: a + b),
+    PAIRS.format("fma.rn.f32x2 %rd6, %rd4, %rd5, %rd5;", "%r5, %r4"): floats(
+        lambda a, b, c: (np.float64(b) * c + c).astype(np.float32)
     ),
     "neg.f32 %r4, %r1;": floats(lambda a, b, c: -a),
     "abs.f32 %r4, %r1;": floats(lambda a, b, c: np.abs(a)),

@@ -67,6 +67,19 @@ static uint16_t to_float16(float x) {
   return isnan(x) ? 0x7fff : bits;
 }
 static float from_float16(uint16_t bits) { _Float16 half; memcpy(&half, &bits, 2); return half; }
+static float low(uint64_t pair) { return as_float((uint32_t)pair); }
+static float high(uint64_t pair) { return as_float(pair >> 32); }
+static uint64_t pair(float low, float high) { return (uint64_t)as_bits(high) << 32 | as_bits(low); }
+static uint32_t permute(uint32_t a, uint32_t b, uint32_t selectors) {  // the bytes of b and a
+  uint64_t bytes = (uint64_t)b << 32 | a;
+  uint32_t out = 0;
+  for (int i = 0; i < 4; i++) {
+    uint32_t selector = selectors >> 4 * i & 15, byte = bytes >> 8 * (selector & 7) & 255;
+    if (selector & 8) byte = byte & 128 ? 255 : 0;  // its sign
+    out |= byte << 8 * i;
+  }
+  return out;
+}
 static float min_or_nan(float a, float b) { return isnan(a) || isnan(b) ? NAN : a < b ? a : b; }
 static float max_or_nan(float a, float b) { return isnan(a) || isnan(b) ? NAN : a > b ? a : b; }
 static int64_t divide(int64_t a, int64_t b, int line) {

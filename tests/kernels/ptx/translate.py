@@ -28,6 +28,7 @@ EXPRESSIONS = {
     "neg": "-{a}",
     "not": "~{a}",
     "or": "{a} | {b}",
+    "prmt": "permute({a}, {b}, {c})",
     "selp": "{c} ? {a} : {b}",
     "shl": "{b} < {bits} ? {a} << {b} : 0",
     "shr": "{b} < {bits} ? {a} >> {b} : {a} < 0 ? -1 : 0",
@@ -44,6 +45,11 @@ OF_FLOATS = {
     "neg": "-{a}",
     "sub": "{a} - {b}",
 }
+OF_PAIRS = {  # of floats, in 64 bits
+    "add": "pair(low({a}) + low({b}), high({a}) + high({b}))",
+    "fma": "pair(fmaf(low({a}), low({b}), low({c})), fmaf(high({a}), high({b}), high({c})))",
+    "mul": "pair(low({a}) * low({b}), high({a}) * high({b}))",
+}
 OF_PREDICATES = {"and": "{a} & {b}", "not": "!{a}", "or": "{a} | {b}", "xor": "{a} ^ {b}"}
 # By destination and source; others are between integers.
 CONVERSIONS = {
@@ -59,7 +65,7 @@ COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": "
 OF_NAN = {"ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
 
 C_TYPES = {"pred": "bool", "f32": "float", "bf16x2": "uint32_t", "f16x2": "uint32_t"}
-C_TYPES |= {name: "uint16_t" for name in ("bf16", "f16")}
+C_TYPES |= {name: "uint16_t" for name in ("bf16", "f16")} | {"f32x2": "uint64_t"}
 for bits in (8, 16, 32, 64):
     C_TYPES |= {
         f"b{bits}": f"uint{bits}_t",
@@ -147,7 +153,7 @@ def _instruction(opcode: str, operands: list[str], number: int) -> str:
         return _assignment(operands[0], to, expression, [(x, kind) for x in operands[1:]], number)
     if name in ("mov", "selp"):  # as bits, so that a NaN keeps its own
         kind = kind.replace("f", "b")
-    tables = {"f32": OF_FLOATS, "pred": OF_PREDICATES}
+    tables = {"f32": OF_FLOATS, "f32x2": OF_PAIRS, "pred": OF_PREDICATES}
     expression = tables.get(kind, EXPRESSIONS)[".".join([name, *modifiers])]
     kinds = [kind] * 3
     if name in ("shl", "shr"):
@@ -255,8 +261,8 @@ def _value(operand: str, kind: str) -> str:
     operand = operand.strip()
     if operand.startswith("0f"):
         bits = f"0x{operand[2:]}u"
-    elif re.fullmatch(r"-?\d+|-?0x[0-9a-fA-F]+", operand):
-        bits = f"{operand}ll"
+    elif re.fullmatch(r"-?\d+|-?0x[0-9a-fA-F]+U?", operand):
+        bits = f"{operand.removesuffix('U')}ll"
     elif operand.startswith("__dynamic_shmem__"):
         bits = "0"  # the only variable in shared memory
     else:
