@@ -103,6 +103,7 @@ INTEGERS = {
         lambda a, b, c: a >> 16 | a << 16
     ),
     "mov.b32 {%rs1, %rs2}, %r1;\ncvt.s32.s16 %r4, %rs2;": signed(lambda a, b, c: a >> 16),
+    "mov.b32 {_, %rs2}, %r1;\ncvt.u32.u16 %r4, %rs2;": unsigned(lambda a, b, c: a >> 16),
     "prmt.b32 %r4, %r1, %r2, 0x7632U;": unsigned(lambda a, b, c: a >> 16 | (b >> 16) << 16),
     "prmt.b32 %r4, %r1, %r2, 0x4B11U;": unsigned(
         lambda a, b, c: (a >> 8 & 255) * 257 | (a >> 31) * 255 << 16 | (b & 255) << 24

@@ -211,9 +211,9 @@ def _pack(kind: str, to: str, source: str) -> str:
     """`mov` between a register and the two that are its halves."""
     half = int(kind[1:]) // 2
     if to.startswith("{"):
-        low, high = (_place(name) for name in to.strip("{}").split(","))
-        value = _value(source, kind)
-        return f"{low} = {value}; {high} = {value} >> {half};"
+        value, names = _value(source, kind), to.strip("{}").split(",")
+        halves = zip(names, (value, f"{value} >> {half}"), strict=True)
+        return " ".join(f"{_place(n)} = {v};" for n, v in halves if n.strip() != "_")
     low, high = (_value(name, f"b{half}") for name in source.strip("{}").split(","))
     return f"{_place(to)} = {low} | ({C_TYPES[kind]}){high} << {half};"
 
