@@ -52,8 +52,7 @@ def home() -> Path:
 def local_file(path: str | os.PathLike) -> Path:
     """Return a local copy of what an address has now, or a path as it is.
 
-    The store is asked whether the file has changed since it was kept. For files that are read
-    once, of which any version may be wanted: annotations and weights.
+    For annotations and weights: the store is asked whether the file has changed since it was kept.
 
     Raises FileNotFoundError or another OSError, naming the address, if it cannot be had, ValueError
     if the package for such addresses is missing.

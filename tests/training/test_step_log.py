@@ -73,8 +73,8 @@ def test_compiling_counts_neither_for_the_rate_nor_for_the_time_left(clock, capl
     ]
 
 
-def test_a_log_has_a_line_for_every_ten_seconds_of_work(clock, caplog):
-    """Of steps of 4 s: the first, then every third, beside those with records."""
+def nine_steps(clock, caplog, seconds):
+    """Log nine steps of so many seconds; return those with records."""
     options = TrainOptions(batch_size=4, steps=9, log_every=100)
     records = []
     logger = lambda step, metrics, images: records.append(step)  # noqa: E731
@@ -84,9 +84,15 @@ def test_a_log_has_a_line_for_every_ten_seconds_of_work(clock, caplog):
         clock[0] += 30
     with caplog.at_level("INFO", logger=logging.get_absl_logger().name):
         for step in range(1, 10):
-            clock[0] += 4
+            clock[0] += seconds
             log.finish_previous(step, {"loss/total": jnp.float32(step)}, batch.image_index)
         log.finish()
+    return records
+
+
+def test_a_log_has_a_line_for_every_ten_seconds_of_work(clock, caplog):
+    """Of steps of 4 s: the first, then every third, beside those with records."""
+    records = nine_steps(clock, caplog, 4.0)
     lines = [record.getMessage().split("  ")[0] for record in caplog.records]
     assert [line for line in lines if line.startswith("step ")] == [
         f"step {step} of 9" for step in (1, 4, 7, 9)
@@ -97,18 +103,7 @@ def test_a_log_has_a_line_for_every_ten_seconds_of_work(clock, caplog):
 def test_in_a_terminal_every_step_is_shown_and_as_many_are_logged(clock, caplog, monkeypatch):
     """One line for each 0.2 s of steps that take 0.15 s."""
     monkeypatch.setattr(console, "_in_terminal", True)
-    options = TrainOptions(batch_size=4, steps=9, log_every=100)
-    records = []
-    logger = lambda step, metrics, images: records.append(step)  # noqa: E731
-    log = StepLog(options, Loggers((), [logger]), None, clock[0], lowest_scale=1.0)
-    batch = tiny_batch(4)
-    with log.dispatching(batch):
-        clock[0] += 30
-    with caplog.at_level("INFO", logger=logging.get_absl_logger().name):
-        for step in range(1, 10):
-            clock[0] += 0.15
-            log.finish_previous(step, {"loss/total": jnp.float32(step)}, batch.image_index)
-        log.finish()
+    records = nine_steps(clock, caplog, 0.15)
     shown = [r.getMessage() for r in caplog.records if getattr(r, "is_update", False)]
     assert [line.split()[1] for line in shown] == ["1", "3", "5", "7", "9"]
     assert records == [1, 9]
