@@ -78,6 +78,7 @@ def test_an_export_says_it_where_it_keeps_it(format, lines):
     assert lines() == said * (format == "stablehlo")
 
 
+@pytest.mark.slow
 def test_a_kernel_that_crashes_its_compiler_is_left_out(lines, tmp_path, monkeypatch):
     """As on a GPU, but for the program itself, which is one for a CPU."""
     before = jax.config.jax_compilation_cache_dir

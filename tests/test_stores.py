@@ -175,6 +175,7 @@ def _decode(address, results):
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.slow
 def test_other_processes_and_threads_read_the_same_store(tmp_path, put, method):
     folder = tmp_path / "set"
     folder.mkdir()

@@ -21,6 +21,7 @@ CODE = "tests.small_trunk"  # of the run, which another machine made
 
 
 @pytest.mark.parametrize("name", ["run", "stablehlo", "onnx"])
+@pytest.mark.slow
 def test_a_model_finds_what_it_found(name):
     if name == "onnx":
         pytest.importorskip("onnxruntime")

@@ -269,11 +269,26 @@ def _check_choice(name: str, value: Any, choices: Mapping) -> None:
         raise ValueError(f"{name} is {value!r}, expected one of {list(choices)}")
 
 
-def init_variables(model: MaskRCNN, seed: int) -> dict:
-    """Initialize `params` and `batch_stats`, numpy arrays that do not depend on the device."""
-    with on_host():
-        draw = jax.jit(partial(_init, model), compiler_options=QUICK)
-        return jax.device_get(draw(jax.random.key(seed)))
+def init_variables(model: MaskRCNN, seed: int, given: dict | None = None) -> dict:
+    """Initialize `params` and `batch_stats`, numpy arrays that do not depend on the device.
+
+    given: `abstract_variables` with arrays in the place of those that need no drawing. What is
+    drawn does not depend on it; a program that draws all compiles for ten seconds on a CPU.
+    """
+    leaves, structure = jax.tree.flatten(abstract_variables(model) if given is None else given)
+    left = [at for at, leaf in enumerate(leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
+
+    def draw(key: jax.Array) -> list[jax.Array]:
+        drawn = jax.tree.leaves(_init(model, key))
+        return [drawn[at] for at in left]
+
+    if left:
+        with on_host():
+            program = jax.jit(draw, compiler_options=QUICK)
+            found = jax.device_get(program(jax.random.key(seed)))
+        for at, leaf in zip(left, found, strict=True):
+            leaves[at] = leaf
+    return jax.tree.unflatten(structure, leaves)
 
 
 def abstract_variables(model: MaskRCNN) -> dict:

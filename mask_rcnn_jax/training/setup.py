@@ -36,7 +36,7 @@ from mask_rcnn_jax.data.tile_loader import TileLoader
 from mask_rcnn_jax.data.tiles import Tiles
 from mask_rcnn_jax.data.transforms import empty_batch
 from mask_rcnn_jax.data.views import scaled_options
-from mask_rcnn_jax.models.build import init_variables
+from mask_rcnn_jax.models.build import abstract_variables, init_variables
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.ops.classifier import Classifier
@@ -265,7 +265,7 @@ def initial_state(
         resuming: whether they are replaced by those of a checkpoint.
         accept_mismatch: that of `train`.
     """
-    variables, source = init_variables(model, recipe.train.seed), recipe.model.init_from
+    variables, source = abstract_variables(model), recipe.model.init_from
     norm = recipe.model.backbone.get("norm", None)
     if not (source or resuming) and norm in ("frozen", "affine"):
         logging.warning(
@@ -279,6 +279,10 @@ def initial_state(
         options = dict(raw=recipe.eval.weights == "raw", accept_mismatch=accept_mismatch)
         bands = recipe.data.bands.names
         variables = pretrained.initialize_from(variables, recipe.model, bands, **options)
+    if resuming:
+        variables = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), variables)
+    else:
+        variables = init_variables(model, recipe.train.seed, variables)
     tx = build_optimizer(recipe, schedule, variables["params"], model.backbone, optimizer)
     return TrainState.start(variables, tx, recipe.train), tx
 

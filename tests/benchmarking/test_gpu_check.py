@@ -70,6 +70,7 @@ def test_every_flag_and_entry_of_a_step_exists():
             assert {entry.partition("=")[0] for entry in chosen} <= entries.keys()
 
 
+@pytest.mark.slow
 def test_a_single_image_is_timed_with_its_convolutions_as_products(tmp_path):
     """`as_products` runs the module that it is given, whose program has no 1x1 convolution."""
     step = next(step for step in all_steps() if step.name == "infer 1 as products")

@@ -111,6 +111,7 @@ def test_weights_depend_on_names_and_shapes_alone(monkeypatch):
     assert np.std(params["rpn_head"]["conv"]["kernel"]) == pytest.approx(0.01, rel=0.01)
 
 
+@pytest.mark.slow
 def test_weights_have_the_scale_of_the_models_own():
     (case,) = gpu_parity.SMALL
     model = inputs.recipe_model(gpu_parity.case_recipe(case, "xla"))

@@ -77,6 +77,7 @@ def test_a_draw_depends_on_its_seed_alone(checkout):
         ("assert f(7) == 1\ndef test_a(): pass", "ERROR test_a.py"),
     ],
 )
+@pytest.mark.slow
 def test_a_failure_is_a_catch_unless_it_is_there_anyway(checkout, tmp_path, test, caught):
     checkout.write_text("def f(x):\n    return x / 7\n")
     (fault,) = [f for f in mutant_kinds.faults_of(checkout) if f.kind == "constant"]

@@ -52,6 +52,7 @@ def test_a_kernel_is_compared_with_the_code_that_defines_it(name):
     assert jax.eval_shape(pair.kernel, *pair.args) == jax.eval_shape(pair.reference, *pair.args)
 
 
+@pytest.mark.slow
 def test_figures_do_without_flops_that_nobody_counts(monkeypatch):
     """A GPU's client counts none before compilation."""
     monkeypatch.setattr(jax.stages.Lowered, "cost_analysis", lambda _: None)

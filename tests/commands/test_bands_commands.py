@@ -96,6 +96,7 @@ def test_weights_alone_find_the_same(run, predictor, tmp_path):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
 
 
+@pytest.mark.slow
 def test_an_exported_model_scores_as_its_run(run, tmp_path):
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")

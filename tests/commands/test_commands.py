@@ -324,6 +324,7 @@ class TestInfer:
         assert len(list(tmp_path.glob("*.jpg"))) == 4
 
 
+@pytest.mark.slow
 def test_a_video_that_is_broken_off_can_be_played(trained, tmp_path, cache):
     """SIGTERM, which is handled as Ctrl-C is, and which no shell lets a job ignore."""
     clip = write_video(tmp_path / "clip.mp4", 2000)

@@ -274,6 +274,7 @@ def test_unknown_format_is_rejected(capsys):
     assert "torchvision" in error_line(code, capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_onnx_of_a_run_in_int8_for_deepstream(untrained, tmp_path, capsys, caplog):
     pytest.importorskip("onnx")
     onnxruntime = pytest.importorskip("onnxruntime")

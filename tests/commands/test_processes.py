@@ -365,6 +365,7 @@ cli.run(main, processes.define_processes)
     assert [out for out, _ in said] == ["0 2 2\n", "1 2 2\n"], said
 
 
+@pytest.mark.slow
 def test_a_process_that_is_missing_is_said_with_what_jax_says():
     port = closed_port()
     done = joining(f"localhost:{port}", 0, 1)

@@ -85,6 +85,7 @@ def test_workers_and_shared_memory_end_with_the_process_that_reads(number, to_gr
         wait_until(lambda: files_of(owner) in ([], [f"{owner}.lock"]))
 
 
+@pytest.mark.slow
 def test_the_next_start_removes_files_of_dead_owners_and_no_others():
     """This one's workers ignore the SIGTERM that its group gets, also while they start, and it ends
     without a word about shared memory."""

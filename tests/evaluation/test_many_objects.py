@@ -71,6 +71,7 @@ def crowded(seed: int) -> tuple[dict, list[dict]]:
 
 
 @pytest.mark.parametrize("engine", ["pycocotools", "faster_coco_eval"])
+@pytest.mark.slow
 def test_the_ground_truth_as_results_scores_one(engine):
     pytest.importorskip(engine)
     gt, results = discs(2, 40)

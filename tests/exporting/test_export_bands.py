@@ -47,7 +47,12 @@ def assert_close(found, expected, scores=1e-4):
     np.testing.assert_allclose(found.mask_grids, expected.mask_grids, atol=1e-2)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(kind, marks=pytest.mark.slow if "," not in kind else ()) for kind in KINDS
+    ],
+)
 def case(request, tmp_path_factory):
     """A kind, what its model finds, and the folder of its ONNX model."""
     kind, folder = request.param, tmp_path_factory.mktemp("exported")
@@ -106,6 +111,7 @@ def test_openvino_takes_them(case):
     )
 
 
+@pytest.mark.slow
 def test_stablehlo_is_compared_with_the_original(tmp_path):
     config, variables = model_of("two")
     given = config, variables, CATEGORIES, "stablehlo", ArtifactOptions(batch=1), tmp_path

@@ -26,6 +26,7 @@ def small():
     return model, predict, random_variables(config), inputs
 
 
+@pytest.mark.slow
 def test_an_error_is_that_of_the_rounded_kernel_alone(small):
     """With a range of 0, a layer's inputs stay as they are: NumPy rounds the kernel."""
     model, predict, variables, inputs = small

@@ -215,6 +215,7 @@ STRONG = {
     ("recipe", "changes"),
     [pytest.param(*STRONG[n], id=n, marks=[pytest.mark.slow] * (n != "v2")) for n in STRONG],
 )
+@pytest.mark.slow
 def test_strong_models_match_jax(recipe, changes):
     heads = {"model.fpn.channels": 32, "model.mask_head.channels": 32} | changes
     heads = {name.replace(".", "__"): value for name, value in heads.items()}
@@ -230,9 +231,8 @@ def test_strong_models_match_jax(recipe, changes):
         assert reference(*inputs[0]).masks is None and exported(*inputs[0]).masks is None
 
 
-@pytest.mark.parametrize(
-    "recipe", [pytest.param("quickstart", marks=pytest.mark.slow), "coco_torchvision"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["quickstart", "coco_torchvision"])
 def test_fixed_size_in_planar_batches(recipe):
     config = small_config(recipe, RECIPES[recipe], data__image_dtype="uint8", **SMALL_TRUNK)
     variables = random_variables(config)

@@ -28,6 +28,7 @@ def small_config(**changes):
     return load_config("coco_convnext", entries | TRUNK | changes)
 
 
+@pytest.mark.slow
 def test_maps_match_jax():
     """On a canvas of which an image has a part, with both orders of channels, in all opsets."""
     config = small_config(**{"model.input.channel_order": "bgr"})

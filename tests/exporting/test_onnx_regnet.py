@@ -23,6 +23,7 @@ SLOW = pytest.mark.slow  # of all, the one with the most rules is quick
 
 @pytest.mark.parametrize("opset", [pytest.param(OPSETS.start, marks=SLOW), OPSETS.stop - 1])
 @pytest.mark.parametrize("image", [pytest.param(None, marks=SLOW), (32, 90)])
+@pytest.mark.slow
 def test_maps_match_jax(image, opset):
     """On a canvas that an image fills, and on one of which it has a part, 32 x 96 cells."""
     trunk = {f"model.backbone.{name}": value for name, value in TRUNK.items()}

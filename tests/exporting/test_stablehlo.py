@@ -105,6 +105,7 @@ def test_program_names_no_folder_of_the_exporting_machine():
     assert jax.config.jax_hlo_source_file_canonicalization_regex is None  # as before
 
 
+@pytest.mark.slow
 def test_script_of_the_documentation_needs_what_it_says_only(exported, tmp_path):
     config, predict, program = exported
     (tmp_path / "model.stablehlo").write_bytes(program)

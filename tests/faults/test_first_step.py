@@ -43,7 +43,9 @@ def worker_of(log: Path) -> int:
     return int(said.split()[1])
 
 
-@pytest.mark.parametrize("number", ENDS)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_it_ends_at_once_and_leaves_nothing(number, tmp_path):
     log = tmp_path / "log"
     with started(tmp_path / "run", log) as process:
@@ -73,6 +75,7 @@ def test_a_resumed_run_ends_at_once_and_keeps_what_it_had(stubbed, tmp_path):
     assert "resuming at step 3" in log.read_text() and kept(tmp_path / "run") == before
 
 
+@pytest.mark.slow
 def test_a_sigterm_to_one_of_two_processes_ends_both(tmp_path):
     def start(index, port):
         where = [f"--coordinator_address=localhost:{port}", "--num_processes=2"]

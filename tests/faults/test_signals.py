@@ -59,6 +59,7 @@ def test_kills_at_random_moments_change_nothing(
     assert not wrong, wrong[0]
 
 
+@pytest.mark.slow
 def test_scores_beside_training_change_nothing(server, reference, tmp_path):
     run = server.start(tmp_path / "run", FEWEST_BESIDE="1000000")
     assert run.wait() == 0 and "was scored beside the training" not in run.said()

@@ -54,7 +54,13 @@ def convert():
     process.wait(10)
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.slow if n == "label image, scattered" else ())
+        for n in SETS
+    ],
+)
 def test_a_tiny_file_takes_the_memory_and_time_of_an_image_or_two(
     name, convert, request, record_property
 ):

@@ -80,6 +80,7 @@ def test_layers_of_rows_follow_each_other_as_for_one_image():
 
 
 @pytest.mark.parametrize("opset", [OPSETS.start, OPSETS.stop - 1])
+@pytest.mark.slow
 def test_nms_and_pooling_of_a_batch_of_any_size(opset):
     boxes = np.stack([random_boxes(RNG, 40, 60) for _ in range(5)])
     boxes[:, 0] = 0, 0, 140, 140  # of the second level

@@ -153,6 +153,7 @@ def test_targets(target):
 
 
 @pytest.mark.parametrize("name", ["gather_sum tiny_4", "gather_sum_transpose tiny_4"])
+@pytest.mark.slow
 def test_machine_code_for_a_gpu_that_is_not_there(name, capsys):
     missing = check_compile.missing_requirement("h200")
     if missing:

@@ -1,6 +1,7 @@
 """What is neither a CPU nor an NVIDIA GPU gets XLA's forms, with none of the kernels."""
 
 import jax
+import pytest
 
 from mask_rcnn_jax.benchmarking import inputs
 from mask_rcnn_jax.config import as_recipe
@@ -9,6 +10,7 @@ from mask_rcnn_jax.training.step import make_mesh, make_predict_step
 from tests.helpers import tiny_config
 
 
+@pytest.mark.slow
 def test_a_prediction_has_no_kernel():
     recipe, mesh = as_recipe(tiny_config()), make_mesh()
     model = inputs.recipe_model(recipe)

@@ -117,10 +117,12 @@ def training(variables, inputs, resized):
 
 
 @pytest.mark.parametrize("image", IMAGES)
+@pytest.mark.slow
 def test_sampled_anchors_and_rois(training, image):
     assert_sampled(DETECTRON2, training[0], image)
 
 
+@pytest.mark.slow
 def test_losses_of_every_stage(training):
     outputs, terms, *_ = training
     expected, totals = golden("train"), np.zeros(2)
@@ -146,10 +148,12 @@ def test_losses_of_every_stage(training):
     assert float(terms["loss/box_reg"]) == pytest.approx(totals[1], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_gradient_norms(training):
     assert_gradient_norms(training[3], golden("train"), weights())
 
 
+@pytest.mark.slow
 def test_running_statistics_after_the_step(training):
     theirs = DETECTRON2.golden("train")
     theirs = {name: array for name, array in theirs.items() if "box_head" not in name}

@@ -14,6 +14,7 @@ from mask_rcnn_jax.models import mask_rcnn
 from mask_rcnn_jax.models.build import (
     abstract_variables,
     build_model,
+    init_variables,
     resolve_precision,
 )
 from mask_rcnn_jax.models.detect import Detect
@@ -274,3 +275,13 @@ def test_an_unknown_precision_or_recomputation_is_refused():
         build_model(config.model, precision="int8")
     with pytest.raises(ValueError, match="train.remat is 'most', expected one of .*'heads'"):
         build_model(config.model, remat="most")
+
+
+def test_what_is_given_is_not_drawn_and_changes_nothing_else():
+    model = build_model(tiny_config().model)
+    drawn, wanted = init_variables(model, 5), abstract_variables(model)
+    head = jax.tree.map(lambda x: np.full(x.shape, 7, x.dtype), wanted["params"]["box_head"])
+    given = {**wanted, "params": {**wanted["params"], "box_head": head}}
+    found = init_variables(model, 5, given)
+    expected = {**drawn, "params": {**drawn["params"], "box_head": head}}
+    jax.tree.map(np.testing.assert_array_equal, found, expected)

@@ -19,7 +19,9 @@ from mask_rcnn_jax.models.prepared import PREPARED
 from tests.helpers import tiny_config
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(
+    scope="module", params=[pytest.param("float32", marks=pytest.mark.slow), "bfloat16"]
+)
 def model_and_variables(request):
     """A tiny model with fixed norms that are no identity, and all its variables prepared."""
     recipe = tiny_config()

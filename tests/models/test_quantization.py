@@ -172,6 +172,7 @@ def test_a_model_predicts_as_the_exported_int8_program():
     assert clipped.unmatched or clipped.boxes > 1, clipped
 
 
+@pytest.mark.slow
 def test_training_measures_ranges_and_a_float_run_is_taken_up():
     config = tiny_config()
     config.model.mask_head.num_convs = 1

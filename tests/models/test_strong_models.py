@@ -104,7 +104,11 @@ DETECTRON2 = System(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=[TORCHVISION, DETECTRON2], ids=["torchvision", "detectron2"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(TORCHVISION, marks=pytest.mark.slow), DETECTRON2],
+    ids=["torchvision", "detectron2"],
+)
 def system(request):
     return request.param
 

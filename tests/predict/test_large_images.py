@@ -42,6 +42,7 @@ def no_image_is_whole(monkeypatch):
     monkeypatch.setattr(decode, "_decoded", None)
 
 
+@pytest.mark.slow
 def test_tiles_have_the_pixels_of_the_whole_image(predictor, path, monkeypatch):
     whole = predictor(path)
     before = predictor.prepare(whole.image)

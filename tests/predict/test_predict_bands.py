@@ -66,6 +66,7 @@ def four():
     return make(("red", "green", "blue", "nir"), **DEEP)
 
 
+@pytest.mark.slow
 def test_a_three_band_tiff_is_its_png(tmp_path):
     mean = {"model__input__mean": (120.0,) * 3, "model__input__std": (57.0,) * 3}
     plain, named = make(**mean), make(RGB)

@@ -157,6 +157,7 @@ def test_a_crop_fills_with_the_mean_of_the_set(name, tmp_path):
     assert len(fill) == len(names)
 
 
+@pytest.mark.slow
 def test_stats_measures_a_file_for_each_band_before_its_mean_is_known(tmp_path):
     def write(path, image):
         for band in range(2):

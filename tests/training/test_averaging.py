@@ -218,7 +218,9 @@ def test_a_run_starts_from_the_weights_that_are_wanted(weights, tmp_path, monkey
     state, config = state_of(4, WeightAverage(0.9)), tiny_config()
     saved(tmp_path, state)
     config.model.init_from, config.eval.weights = str(tmp_path), weights
-    monkeypatch.setattr(setup, "init_variables", lambda model, seed: state_of(0).variables)
+    abstract = jax.eval_shape(lambda: state_of(0).variables)
+    monkeypatch.setattr(setup, "abstract_variables", lambda model: abstract)
+    monkeypatch.setattr(setup, "init_variables", lambda model, seed, given: given)
     model = SimpleNamespace(backbone=None)
     started, _ = setup.initial_state(
         as_recipe(config), model, lambda step: 0.1, None, resuming=False

@@ -122,9 +122,8 @@ def test_any_bits_of_a_scene_give_the_same_batches(kinds, tmp_path):
             jax.tree.map(np.testing.assert_array_equal, other.targets, first.targets)
 
 
-@pytest.mark.parametrize(
-    "count", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 13))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2, 4, 13])
 def test_a_run_of_any_bands_goes_on_as_it_was_and_is_scored(count, tmp_path):
     names = ("blue", "green", "red", *(f"b{n}" for n in range(10)))[-count:]
     sets(tmp_path, write_tiff(names, np.uint16, 200), "tif")

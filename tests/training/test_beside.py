@@ -170,6 +170,7 @@ def test_a_run_without_checkpoints_has_no_scores_to_wait_for(whole, tmp_path):
 
 
 @pytest.mark.parametrize("error", [ValueError("bad ground truth"), OSError("disk full")])
+@pytest.mark.slow
 def test_an_error_of_scoring_ends_the_run(error, whole, tmp_path, caplog):
     with pytest.MonkeyPatch.context() as context:
         context.setattr(work, "make_validation", beside(lambda step, scores: Scripted(error)))
@@ -210,6 +211,7 @@ def test_other_processes_learn_that_scoring_could_not_start(monkeypatch):
         Pending(3, start, print, dict)
 
 
+@pytest.mark.slow
 def test_two_processes_learn_the_scores_of_the_first(tmp_path):
     workdir = tmp_path / "run"
     with Pair(two_processes(workdir, ("beside=true", "beside=true")), tmp_path) as pair:

@@ -112,6 +112,7 @@ def of_outputs(gradient) -> dict:
     return {name: float(optax.tree.norm(getattr(gradient, name))) for name in names}
 
 
+@pytest.mark.slow
 def test_a_teacher_like_the_student_changes_nothing_but_another_one_does():
     terms, (gradient, _) = run(variables(0))
     for name in NAMES:  # scores to rounding

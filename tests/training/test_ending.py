@@ -107,6 +107,7 @@ def test_other_errors_of_a_logger_end_nothing(whole, tmp_path, caplog):
     check_equal(tmp_path, state, whole)
 
 
+@pytest.mark.slow
 def test_two_processes_end_at_the_same_step(tmp_path):
     """Only the first one has loggers."""
     start = two_processes(tmp_path / "run", ("ends_at=4", "ends_at=4"))

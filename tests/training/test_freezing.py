@@ -10,7 +10,7 @@ import pytest
 
 from mask_rcnn_jax.benchmarking import inputs
 from mask_rcnn_jax.config import as_recipe
-from mask_rcnn_jax.models.build import abstract_variables, build_model, init_variables
+from mask_rcnn_jax.models.build import abstract_variables, build_model
 from mask_rcnn_jax.training.freezing import check_freeze, matches, names_of
 from mask_rcnn_jax.training.optim import build_optimizer
 from mask_rcnn_jax.training.step import (
@@ -21,7 +21,7 @@ from mask_rcnn_jax.training.step import (
     replicate,
     shard_batch,
 )
-from tests.helpers import tiny_batch, tiny_config
+from tests.helpers import any_variables, tiny_batch, tiny_config
 from tests.training.test_distill import Trunk
 from tests.training.test_distill import small_config as smallest_config
 
@@ -76,7 +76,7 @@ def test_what_is_frozen_has_no_state_no_decay_and_no_gradient(own):
     """Everything else moves as far as without; the global norm knows nothing of frozen layers."""
     wanted = recipe(freeze=("fpn", "box_head/bbox_pred"))
     model = build_model(wanted.model).clone(backbone=Trunk())
-    variables, mesh = init_variables(model, 0), make_mesh()
+    variables, mesh = any_variables(model, 0), make_mesh()
     tx = build_optimizer(wanted, lambda _: 0.1, variables["params"], Trunk(), own)
     moments = [leaf for leaf in jax.tree.leaves(tx.init(variables["params"])) if np.ndim(leaf)]
     trained = {

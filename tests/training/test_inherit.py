@@ -94,6 +94,7 @@ def test_a_student_in_int8_inherits_kernels_and_keeps_its_ranges():
         ({"anchors": AnchorGrid(sizes=(8, 16, 32, 64, 128))}, "model.anchors"),
     ],
 )
+@pytest.mark.slow
 def test_heads_that_mean_something_else_are_not_inherited(fields, name):
     outputs, taught = abstract_outputs()
     for inherits in (False, True):
@@ -106,8 +107,14 @@ def test_heads_that_mean_something_else_are_not_inherited(fields, name):
             check_fit(found, outputs, taught)
 
 
+def drawn(model, seed, given):
+    """As `init_variables`, without a program."""
+    own = any_variables(model, seed)
+    return jax.tree.map(lambda x, y: y if isinstance(x, jax.ShapeDtypeStruct) else x, given, own)
+
+
 def test_a_run_inherits_once_and_its_own_weights_come_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(setup, "init_variables", any_variables)
+    monkeypatch.setattr(setup, "init_variables", drawn)
     config = small_config()
     config.distill.teacher = "a run"
     student, ours, taught = student_of(config, config.train.seed)
@@ -117,8 +124,8 @@ def test_a_run_inherits_once_and_its_own_weights_come_first(tmp_path, monkeypatc
         given = as_recipe(config), student, None, optax.sgd(1.0)
         return setup.initial_state(*given, taught, resuming=resuming)[0].params
 
-    for kept in (params(False), params(True, resuming=True)):
-        jax.tree.map(np.testing.assert_array_equal, kept, ours["params"])
+    jax.tree.map(np.testing.assert_array_equal, params(False), ours["params"])
+    assert not any(leaf.any() for leaf in jax.tree.leaves(params(True, resuming=True)))
     found = params(True)
     jax.tree.map(np.testing.assert_array_equal, found["backbone"], ours["params"]["backbone"])
     others = {name: taught["params"][name] for name in found if name != "backbone"}

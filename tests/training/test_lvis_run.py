@@ -54,6 +54,7 @@ def test_the_loss_is_the_same_on_any_number_of_devices():
         np.testing.assert_allclose(two[name], value, rtol=sum_bound(TERMS), err_msg=name)
 
 
+@pytest.mark.slow
 def test_the_model_draws_for_each_image():
     model, batch = federated_model(), tiny_batch(3)
 

@@ -171,9 +171,8 @@ def test_a_run_without_checkpoints_says_that_its_records_go(whole, tmp_path, cap
     check_equal(workdir, state, whole)
 
 
-@pytest.mark.parametrize(
-    "change", [pytest.param({"steps": 2 * STEPS}, marks=pytest.mark.slow), {"epochs": 9.6}]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [{"steps": 2 * STEPS}, {"epochs": 9.6}])
 def test_a_finished_run_can_be_extended(change, whole, tmp_path, caplog):
     """Its rate follows the new length: 24 steps of the recipe's schedule, from step 13 on."""
     workdir = shutil.copytree(whole[0], tmp_path / "run")
@@ -219,8 +218,14 @@ def test_a_workdir_that_is_removed_ends_the_run(step, tmp_path):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
-@pytest.mark.parametrize("when", [5, 12])
+@pytest.mark.parametrize(
+    ("when", "name"),
+    [
+        (5, "metrics.jsonl"),
+        *(pytest.param(*case, marks=pytest.mark.slow)
+          for case in [(5, "config.json"), (12, "config.json"), (12, "metrics.jsonl")]),
+    ],
+)  # fmt: skip
 def test_a_file_deleted_in_mid_run_is_written_again(when, name, whole, tmp_path, caplog):
     def remove(step, metrics, images):
         if step == when and "loss/total" in metrics:
@@ -233,6 +238,7 @@ def test_a_file_deleted_in_mid_run_is_written_again(when, name, whole, tmp_path,
     assert (tmp_path / "config.json").read_text() == (whole[0] / "config.json").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_whose_last_checkpoint_was_deleted_is_not_finished(whole, tmp_path):
     last = tmp_path / "checkpoints" / str(STEPS)
 
@@ -259,6 +265,7 @@ def test_a_start_with_nothing_to_train_removes_shared_memory_of_a_killed_one(who
         left.unlink(missing_ok=True)
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_not_finite_can_be_left_out(whole, tmp_path, monkeypatch):
     """The advice names it; all other batches are as they were."""
     seen = {}
@@ -319,6 +326,7 @@ def command(workdir, *pairs):
     return [sys.executable, *arguments]
 
 
+@pytest.mark.slow
 def test_kill_9_in_an_evaluation_loses_nothing(whole, tmp_path):
     """The real process, killed once its second evaluation has begun."""
     log = tmp_path / "log"
@@ -377,6 +385,7 @@ def test_a_run_of_an_earlier_version_goes_on_by_its_own_config(whole, tmp_path):
     check_equal(workdir, jax.device_get(train(config, workdir, **sets)), whole)
 
 
+@pytest.mark.slow
 def test_a_run_of_an_earlier_version_goes_on_in_two_processes(whole, tmp_path):
     workdir = tmp_path / "run"
     of_an_earlier_version(whole, workdir)

@@ -176,6 +176,7 @@ def test_flips_follow_the_image_and_not_its_row(trained):
     assert_gradients_close(other, one, TERMS)
 
 
+@pytest.mark.slow
 def test_one_gpu_takes_the_same_step_as_two_cpus(monkeypatch):
     """The default of every choice by platform, with XLA's own convolutions, run on the CPU."""
     expected = step_of_division("whole", 2, 1)
@@ -269,6 +270,7 @@ def primitives_of(jaxpr, inside: bool = False):
                 yield from primitives_of(inner, inside or name in ("scan", "while"))
 
 
+@pytest.mark.slow
 def test_parts_of_a_batch_share_one_all_reduce():
     """It comes after the loop over the parts."""
     model, tx, mesh = build_model(small_config().model), optax.sgd(1e-2), mesh_of(2)
@@ -297,6 +299,7 @@ def test_computing_again_changes_no_number():
     assert again["all"] == again["backbone"] + again["heads"]
 
 
+@pytest.mark.slow
 def test_no_long_sum_is_made_in_bfloat16():
     """A sum over many positions, such as the gradient of a bias, would lose its small terms."""
     config = tiny_config()

@@ -81,6 +81,7 @@ def test_a_run_ends_with_one_line_and_stays_ended(stubbed, tmp_path, caplog):
     assert f"nothing to do: {tmp_path} is finished at step 12" in caplog.text
 
 
+@pytest.mark.slow
 def test_more_patience_lets_it_go_on(stubbed, tmp_path):
     run(tmp_path, **PATIENT)
     assert int(run(tmp_path, steps=40, patience=5).step) == 21
@@ -105,6 +106,7 @@ def dense(stubbed, monkeypatch):
     monkeypatch.setattr(work, "make_validation", make)
 
 
+@pytest.mark.slow
 def test_many_objects_stop_by_the_score_of_all_detections(dense, tmp_path, caplog):
     def stop(step, metrics, images):
         if step == 7 and "loss/total" in metrics:
@@ -121,6 +123,7 @@ def test_many_objects_stop_by_the_score_of_all_detections(dense, tmp_path, caplo
     assert kept(tmp_path / "cut") == kept(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_scores_of_another_number_of_detections_are_not_compared(dense, tmp_path, caplog):
     """.3 and .5 of 300 detections, then .1, .4, .3, .5, .1 and .4 of 200."""
 
@@ -160,7 +163,7 @@ def test_what_is_comparable():
     assert not patient.is_stalled([*limited, coco[0], coco[0]])
 
 
-@pytest.mark.parametrize("step", [7, 9])
+@pytest.mark.parametrize("step", [pytest.param(7, marks=pytest.mark.slow), 9])
 def test_an_interrupted_run_counts_on(step, stubbed, tmp_path):
     def stop(step_, metrics, images):
         if step_ == step and "loss/total" in metrics:

@@ -168,6 +168,7 @@ def test_worker_processes_change_nothing(whole, tmp_path):
     assert series(tmp_path) == series(whole[0])
 
 
+@pytest.mark.slow
 def test_another_optimizer_cannot_resume(whole, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(whole[0], workdir)

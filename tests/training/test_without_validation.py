@@ -46,6 +46,7 @@ def test_nothing_is_evaluated_and_the_last_checkpoints_stay(stubbed, tmp_path, c
     assert (tmp_path / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_a_longer_run_goes_on(stubbed, tmp_path):
     run(tmp_path / "two", steps=6)
     two = run(tmp_path / "two")

@@ -233,6 +233,7 @@ def test_a_title_that_is_not_utf8_does_no_harm(tmp_path):
     assert len(list(Video(str(path)).frames())) == 1
 
 
+@pytest.mark.slow
 def test_a_changed_header_gives_frames_or_names_the_video(tmp_path):
     path, rng = write_video(tmp_path / "a.mp4", 3), np.random.default_rng(0)
     content = path.read_bytes()

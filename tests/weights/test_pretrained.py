@@ -121,7 +121,12 @@ def torchvision_forward(tensors, image):
 
 
 @pytest.mark.parametrize(
-    ("prefix", "norm"), [("", "frozen"), ("backbone.body.", "affine"), ("", "batch")]
+    ("prefix", "norm"),
+    [
+        pytest.param("", "frozen", marks=pytest.mark.slow),
+        pytest.param("backbone.body.", "affine", marks=pytest.mark.slow),
+        ("", "batch"),
+    ],
 )
 def test_converted_resnet18_computes_what_torchvision_does(norm, prefix):
     tensors = torchvision_resnet18()
@@ -141,6 +146,7 @@ def test_converted_resnet18_computes_what_torchvision_does(norm, prefix):
 
 
 @pytest.mark.parametrize(("norm", "count"), [("frozen", 159), ("batch", 265)])
+@pytest.mark.slow
 def test_real_resnet50_covers_the_backbone(norm, count):
     path = shared(RESNET50)
     loaded, lines = load_weights(path, model_with(norm=norm))

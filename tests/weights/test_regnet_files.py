@@ -146,6 +146,7 @@ def parameters(shapes):
     ("kind", "millions", "count", "entries"),
     [("x", 22.1, 43_140_848, 558), ("y", 20.6, 41_859_336, 628)],
 )
+@pytest.mark.slow
 def test_all_names_of_detectron2s_models(kind, millions, count, entries):
     shapes = detector_shapes(kind)
     assert len(shapes) == entries and parameters(shapes) == count

@@ -78,7 +78,10 @@ def zeros(model):
     return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), abstract_variables(model))
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(r, marks=pytest.mark.slow if r != "coco_vitdet" else ()) for r in RECIPES],
+)
 def test_a_run_starts_with_the_colors_of_any_backbone(recipe, tmp_path, caplog):
     entries = RECIPES[recipe]
     colors = zeros(model_of(recipe, entries)[1])

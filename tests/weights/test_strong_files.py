@@ -46,6 +46,7 @@ def check_fit(arrays, config):
     return loaded, source
 
 
+@pytest.mark.slow
 def test_all_published_names_of_version_2_and_nothing_else():
     shapes = published_v2()
     assert len(shapes) == 432
@@ -132,11 +133,11 @@ def detectron2_shapes(config):
 @pytest.mark.parametrize(
     ("variant", "changes", "count"),
     [
-        ("lsj_100ep", {}, 432 - 69),
+        pytest.param("lsj_100ep", {}, 432 - 69, marks=pytest.mark.slow),
         pytest.param("lsj_400ep_r101", {}, 738 - 120, marks=pytest.mark.slow),
         pytest.param("gn_3x", {}, None, marks=pytest.mark.slow),
         ("lsj_100ep", {"box_head": {"class_agnostic": True, "channels": 16}}, None),
-        ("lsj_100ep", {"mask_head": {"name": "none"}}, None),
+        pytest.param("lsj_100ep", {"mask_head": {"name": "none"}}, None, marks=pytest.mark.slow),
     ],
 )
 def test_files_of_detectron2(variant, changes, count):
@@ -153,6 +154,7 @@ def test_files_of_detectron2(variant, changes, count):
         np.testing.assert_array_equal(array, arrays[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_resnext_of_detectron2():
     """Names as of a ResNet-101; statistics are folded, so that they are spelled out here."""
     config = config_for("coco_detectron2:x101_3x", backbone=dict(norm="affine"))

@@ -153,6 +153,7 @@ def small_detector(variant):
 
 
 @pytest.mark.parametrize("variant", [pytest.param("b", marks=pytest.mark.slow), "cascade_b"])
+@pytest.mark.slow
 def test_a_small_model_is_exported(variant, tmp_path, capsys):
     config = as_recipe(small_detector(variant))
     shapes = abstract_variables(build_model(config.model))
