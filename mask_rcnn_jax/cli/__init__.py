@@ -1,5 +1,6 @@
 """Flags, logging and error lines shared by the commands."""
 
+import gc
 import logging as std_logging
 import os
 import re
@@ -108,6 +109,9 @@ def run(
 def _run(main: Callable[[Sequence[str]], None], debug: bool, takes_positional: bool) -> None:
     global _process_index, _process_count
     sys.unraisablehook = _print_unraisable
+    # Tracing makes millions of small objects that live on; by default, Python looks through them
+    # again and again.
+    gc.set_threshold(50_000, 20, 100)
     argv = [_NO_MASK_HEAD.sub(r"\1.name=none", argument) for argument in sys.argv]
     try:
         with interrupts.heard():
