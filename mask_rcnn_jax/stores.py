@@ -78,11 +78,11 @@ def local_file(path: str | os.PathLike) -> Path:
     return target
 
 
-def open_file(address: str | os.PathLike) -> BinaryIO:
+def open_file(address: str | os.PathLike, keep: bool = False) -> BinaryIO:
     """Open a local copy of an image, which must not change under its address, as a regular file.
 
-    It is fetched once; while less than `FREE` is free on the disk, each time. Errors are those of
-    `local_file`.
+    It is fetched once; while less than `FREE` is free on the disk, each time, or, with `keep`,
+    OSError is raised. Errors are those of `local_file`.
     """
     address = _written(address)
     target = _place(address)
@@ -95,6 +95,9 @@ def open_file(address: str | os.PathLike) -> BinaryIO:
             os.replace(part, target)
         else:
             os.unlink(part)
+            if keep:
+                file.close()
+                raise OSError(f"less than {FREE >> 30} GiB are free in {home()}, where it is kept")
             text = "%s: less than %d GiB are free, so further images are fetched each time"
             logging.log_first_n(logging.WARNING, text, 1, home(), FREE >> 30)
         return file

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Iterator
 
 from mask_rcnn_jax import stores
 from mask_rcnn_jax.annotations.segmentation import show
+from mask_rcnn_jax.tars.index import forget
+from mask_rcnn_jax.tars.members import list_folder
+from mask_rcnn_jax.tars.patterns import are_tars, place_of
 
 
 def absent_images(file_names: Iterable[str], image_dir: str) -> Iterator[str]:
@@ -13,17 +16,16 @@ def absent_images(file_names: Iterable[str], image_dir: str) -> Iterator[str]:
 
     Folders are listed, once each: a stat per file takes minutes on a network disk.
     """
-    at_address = stores.is_store(image_dir)
-    if not (at_address or os.path.isdir(image_dir)):
+    if not (are_tars(image_dir) or stores.is_store(image_dir) or os.path.isdir(image_dir)):
         yield f"no image folder {image_dir!r}"
         return
+    forget()
     listings: dict[str, dict[str, bool]] = {}
     stems: dict[str, dict[str, list[str]]] = {}
     for file_name in file_names:
         folder, base = os.path.split(file_name)
         if folder not in listings:
-            list_folder = stores.list_folder if at_address else _list_folder
-            listings[folder] = list_folder(os.path.join(image_dir, folder))
+            listings[folder] = _list_folder(os.path.join(image_dir, folder))
         if base not in listings[folder]:
             if folder not in stems:
                 stems[folder] = _by_stem(listings[folder])
@@ -36,6 +38,10 @@ def absent_images(file_names: Iterable[str], image_dir: str) -> Iterator[str]:
 
 def _list_folder(folder: str) -> dict[str, bool]:
     """Whether each entry of a folder is a regular file or a link to one."""
+    if place := place_of(f"{folder}/"):
+        return list_folder(*place)
+    if stores.is_store(folder):
+        return stores.list_folder(folder)
     if not os.path.isdir(folder):
         return {}
     listing = {}

@@ -19,6 +19,8 @@ from mask_rcnn_jax.annotations import checks
 from mask_rcnn_jax.annotations.checks import TRAIN, Checked
 from mask_rcnn_jax.annotations.ids import with_whole_ids
 from mask_rcnn_jax.annotations.lvis import with_file_names
+from mask_rcnn_jax.tars.members import open_member
+from mask_rcnn_jax.tars.patterns import place_of
 
 T = TypeVar("T")
 CHECK_HINT = "`python -m mask_rcnn_jax.prepare check` lists all"
@@ -219,7 +221,8 @@ def read_regular(path: str | os.PathLike, max_bytes: int | None = None) -> bytes
     Raises NotRegular for that, OSError for more than `max_bytes`.
     """
     with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
         if max_bytes is not None and size > max_bytes:
             found = f"{size:,} bytes, at most {max_bytes:,} are read"
             raise OSError(f"{os.fspath(path)} has {found}")
@@ -227,7 +230,10 @@ def read_regular(path: str | os.PathLike, max_bytes: int | None = None) -> bytes
 
 
 def open_regular(path: str | os.PathLike) -> BinaryIO:
-    """Open a regular file, or a copy of what is in a store; NotRegular as `read_regular`."""
+    """Open a regular file, one in a tar, or a copy of what is in a store; NotRegular as
+    `read_regular`, ValueError for a damaged tar."""
+    if place := place_of(path):
+        return open_member(*place)
     if stores.is_store(path):
         return stores.open_file(path)
     file = open(path, "rb", opener=_open_at_once)

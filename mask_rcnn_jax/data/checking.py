@@ -34,10 +34,11 @@ from mask_rcnn_jax.images.decode import (
     orientation,
     upright_size,
 )
-from mask_rcnn_jax.images.file_names import find_absent
+from mask_rcnn_jax.images.file_names import find_absent, is_file
 from mask_rcnn_jax.images.opening import open_raster
 from mask_rcnn_jax.images.parts import check_parts
 from mask_rcnn_jax.images.raster import as_plain
+from mask_rcnn_jax.tars.patterns import place_of
 
 ALL_CROWDS = (
     "all %d annotations are crowds, which are not learned from (data.skip_crowd); some tools "
@@ -100,7 +101,7 @@ def _decode_images(
     turned: list[tuple[str, bool, bool]] = []
     for entry in images:
         path = os.path.join(image_dir, entry["file_name"])
-        if not (stores.is_address(path) or os.path.isfile(path)):
+        if not (stores.is_address(path) or place_of(path) or os.path.isfile(path)):
             continue  # found by `absent_images`
         size = int(entry["height"]), int(entry["width"])
         try:
@@ -116,7 +117,7 @@ def _decode_images(
                 numbers[_stored_type(path, pixels, bands)].append(entry["file_name"])
             else:
                 image = decode_bytes(content, path, expected_size=size, upright=upright)
-        except FileNotFoundError:  # likewise, in a store
+        except FileNotFoundError:  # likewise, in a store or a tar
             continue
         except (OSError, ValueError) as error:
             findings.problems.append(str(error))
@@ -181,7 +182,7 @@ def _warnings(content: dict[str, Any], truth: GroundTruth, image_dir: str) -> It
         yield f"{len(twice)} {text}, first: {show(twice[0])}"
     yield from _empty_roots(content["categories"], {entry["category_id"] for entry in entries})
     names = [entry["file_name"] for entry in content["images"]]
-    absent = [name for name in names if not os.path.isfile(os.path.join(image_dir, name))]
+    absent = [name for name in names if not is_file(os.path.join(image_dir, name))]
     if found := find_absent(names, image_dir):
         first, path = next(iter(found.items()))
         yield (

@@ -128,7 +128,8 @@ class DataOptions(Augmentations, Repeats, TrainSets, ExampleOptions):
             record files; "tfds" reads the records in `tfds_dir`.
         tfds_dir: folder of the records written by `prepare tfds`.
         train_json: COCO annotations for training.
-        train_images: folder of the training images; with "tfrecord" a pattern of record files.
+        train_images: folder of the training images, or the tars that hold them, such as
+            shards/train-{000000..000127}.tar; with "tfrecord" a pattern of record files.
         val_json: COCO annotations for evaluation; "" trains without any.
         val_images: folder of the evaluation images; as `train_images`.
         class_ids: "contiguous" numbers the categories by increasing id; "raw" uses category id k as

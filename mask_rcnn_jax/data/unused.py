@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from mask_rcnn_jax.annotations.reader import open_regular
 from mask_rcnn_jax.data.dataset import Dataset
 from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.images.decode import (
@@ -107,9 +108,9 @@ class Unused:
         """Look at an image: its file, or the path of it, and its pixels [H, W, 3] if decoded."""
         if isinstance(file, str):
             try:
-                with open(file, "rb") as opened:
+                with open_regular(file) as opened:
                     header = read_header(opened)
-            except OSError:
+            except (OSError, ValueError):
                 return
         else:
             header = read_header(file)
@@ -181,7 +182,7 @@ def unused_of_files(paths: Sequence[str]) -> list[str]:
     for path in paths:
         image = None
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 is_deep = read_header(file).bits > 8
             if is_deep and decoded < SAMPLE_DEEP:
                 decoded += 1

@@ -24,6 +24,7 @@ from mask_rcnn_jax.formats.repair_ids import (
 )
 from mask_rcnn_jax.formats.repair_images import with_names, with_sizes
 from mask_rcnn_jax.formats.repair_shapes import with_shapes
+from mask_rcnn_jax.tars.patterns import are_tars
 
 
 def repair_json(json_path: Path, image_dir: Path | None, output: Path) -> None:
@@ -37,7 +38,7 @@ def repair_json(json_path: Path, image_dir: Path | None, output: Path) -> None:
     content = read_annotation_file(json_path)
     if not isinstance(content, dict):
         raise ValueError(f"{json_path}: {next(checks.structure_problems(content, {}))}")
-    if image_dir is not None and not image_dir.is_dir():
+    if image_dir is not None and not (image_dir.is_dir() or are_tars(image_dir)):
         raise ValueError(f"--images: no image folder {os.fspath(image_dir)!r}")
     content, done = repaired(content, image_dir)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +74,7 @@ def repair_advice(json_path: Path, image_dir: Path) -> str | None:
     content = read_annotation_file(json_path)
     if not isinstance(content, dict):
         return None
-    _, done = repaired(content, image_dir if image_dir.is_dir() else None)
+    _, done = repaired(content, image_dir if image_dir.is_dir() or are_tars(image_dir) else None)
     flags = f"--json {json_path} --images {image_dir} --output FILE"
     return f"`prepare repair {flags}` mends {'; '.join(done)}" if done else None
 

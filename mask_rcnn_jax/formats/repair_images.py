@@ -9,10 +9,10 @@ from typing import Any
 from mask_rcnn_jax.annotations.checks import MAX_STATED_PIXELS, is_number, is_size
 from mask_rcnn_jax.annotations.ids import whole_number
 from mask_rcnn_jax.annotations.lvis import file_name_in
-from mask_rcnn_jax.annotations.reader import listed, read_regular
+from mask_rcnn_jax.annotations.reader import read_regular
 from mask_rcnn_jax.formats.repair_ids import Content, entries_of
 from mask_rcnn_jax.images.decode import MAX_BYTES, header_size, is_image_name, orientation
-from mask_rcnn_jax.images.file_names import find_absent
+from mask_rcnn_jax.images.file_names import files_below, find_absent
 
 
 def with_names(content: Content, image_dir: str, done: Counter[str]) -> Content:
@@ -56,12 +56,10 @@ def _may_be(entry: Content, path: str, image_dir: str) -> bool:
 def _by_number(numbers: set[Any], taken: set[str], image_dir: str) -> dict[Any, str]:
     """The only file for each number, that no other image is."""
     by_number: defaultdict[int, list[str]] = defaultdict(list)
-    for folder, _, names in listed(image_dir, os.walk(image_dir)):
-        for name in filter(is_image_name, names):
-            stem = PurePosixPath(name).stem
-            if stem.isdecimal() and len(stem) < 21:
-                path = os.path.relpath(os.path.join(folder, name), image_dir).replace(os.sep, "/")
-                by_number[int(stem)].append(path)
+    for path in files_below(image_dir):
+        stem = PurePosixPath(path).stem
+        if is_image_name(posixpath.basename(path)) and stem.isdecimal() and len(stem) < 21:
+            by_number[int(stem)].append(path)
     found = {}
     for number in numbers:
         paths = by_number.get(whole_number(number), [])

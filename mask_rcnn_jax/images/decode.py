@@ -303,7 +303,7 @@ def too_many(limit: int) -> str:
     return f"more than the {limit:,} pixels that are read at once; {by_parts}"
 
 
-def upright_size(file: str | os.PathLike | io.BytesIO) -> tuple[int, int] | None:
+def upright_size(file: str | os.PathLike | BinaryIO) -> tuple[int, int] | None:
     """Read the (height, width) that `decode_image(.., upright=True)` gives from a file's header.
 
     Returns None for files that cannot be read and unknown formats.

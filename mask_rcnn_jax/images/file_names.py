@@ -12,6 +12,8 @@ from mask_rcnn_jax.annotations.absent import folded
 from mask_rcnn_jax.annotations.checks import is_size
 from mask_rcnn_jax.annotations.reader import listed, read_regular
 from mask_rcnn_jax.images.decode import MAX_BYTES, header_size
+from mask_rcnn_jax.tars.members import find_names, has_member
+from mask_rcnn_jax.tars.patterns import are_tars, place_of
 
 UPLOAD = re.compile(r"^[0-9a-f]{8}-")  # put by Label Studio before the name of an uploaded file
 
@@ -27,11 +29,10 @@ def find_by_name(file_names: Sequence[str], image_dir: str) -> dict[str, str]:
     if not file_names:
         return {}
     by_base, by_folded = defaultdict(list), defaultdict(list)
-    for folder, _, names in listed(image_dir, os.walk(image_dir)):
-        for name in names:
-            path = os.path.relpath(os.path.join(folder, name), image_dir).replace(os.sep, "/")
-            by_base[name].append(path)
-            by_folded[folded(name)].append(path)
+    for path in files_below(image_dir):
+        name = posixpath.basename(path)
+        by_base[name].append(path)
+        by_folded[folded(name)].append(path)
     found = {}
     for file_name in file_names:
         plain = file_name.replace("\\", "/")
@@ -46,6 +47,22 @@ def find_by_name(file_names: Sequence[str], image_dir: str) -> dict[str, str]:
             found[file_name] = best
     taken = Counter(found.values())
     return {name: path for name, path in found.items() if taken[path] == 1}
+
+
+def files_below(image_dir: str) -> list[str]:
+    """Paths of all files below a folder or in tars, relative to it."""
+    if are_tars(image_dir):
+        return find_names(image_dir)
+    found = listed(image_dir, os.walk(image_dir))
+    paths = (os.path.join(folder, name) for folder, _, names in found for name in names)
+    return [os.path.relpath(path, image_dir).replace(os.sep, "/") for path in paths]
+
+
+def is_file(path: str) -> bool:
+    """Whether there is a file at a path, which may lead through tars."""
+    if place := place_of(path):
+        return has_member(*place)
+    return os.path.isfile(path)
 
 
 def _best(wanted: str, paths: list[str]) -> str | None:
@@ -64,7 +81,7 @@ def _ends_with(wanted: str, path: str) -> bool:
 def find_absent(file_names: Sequence[str], image_dir: str) -> dict[str, str]:
     """`find_by_name` for those of a json's file names that are absent, without files that the json
     names itself."""
-    absent = [name for name in file_names if not os.path.isfile(os.path.join(image_dir, name))]
+    absent = [name for name in file_names if not is_file(os.path.join(image_dir, name))]
     named = {posixpath.normpath(name) for name in file_names}
     found = find_by_name(absent, image_dir)
     return {name: path for name, path in found.items() if path not in named}
@@ -104,7 +121,7 @@ def with_sizes(content: dict[str, Any], image_dir: str) -> tuple[dict[str, Any],
     images, count = [], 0
     for entry in content["images"]:
         path = os.path.join(image_dir, entry["file_name"])
-        if not {"height", "width"} <= entry.keys() and os.path.isfile(path):
+        if not {"height", "width"} <= entry.keys() and is_file(path):
             size = header_size(read_regular(path, MAX_BYTES), path)
             if size is not None:
                 entry = entry | {"height": size[0], "width": size[1]}

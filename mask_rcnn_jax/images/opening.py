@@ -13,7 +13,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from mask_rcnn_jax import stores
 from mask_rcnn_jax.annotations.reader import NotRegular, open_regular
 from mask_rcnn_jax.images.decode import MAX_BYTES, TIFF, UndecodableImage, decode_all
 from mask_rcnn_jax.images.raster import KINDS, MAX_BANDS, Raster, as_undecodable, check_bytes
@@ -107,7 +106,7 @@ def _open_numpy(file: BinaryIO, path: str, max_bytes: int | None) -> Raster:
                     array = _read_array(inner, path, most)
                     return _of_array(_as_pages(array, path), path, "numpy")
         file.seek(0)
-        if isinstance(file, io.BytesIO) or stores.is_address(path):
+        if isinstance(file, io.BytesIO) or not os.path.isfile(path):  # in a store, or a tar
             return _of_array(_as_pages(_read_array(file, path, most), path), path, "numpy")
         _check_array(file, path, max_bytes)
         array = np.load(path, mmap_mode="r", allow_pickle=False)

@@ -148,7 +148,8 @@ def _start(source: Source) -> bytes:
 def _limits(bands: Bands, source: Source) -> Limits:
     if isinstance(source, bytes):
         return bands.file_limits(source)
-    return _file_limits(bands, source, os.stat(source).st_mtime_ns)
+    is_file = os.path.isfile(source)  # and not in a store, or a tar
+    return _file_limits(bands, source, os.stat(source).st_mtime_ns if is_file else 0)
 
 
 @functools.lru_cache(4096)

@@ -19,6 +19,7 @@ from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.images.decode import MAX_BYTES, OTHER_SUFFIXES, UndecodableImage, endings
 from mask_rcnn_jax.network import Limits, is_web, open_url, read_url
 from mask_rcnn_jax.predict.pixels import RGB_FILES, image_suffixes, is_other_band, read_pixels
+from mask_rcnn_jax.predict.tar_inputs import images_in_tars, is_in_tars
 from mask_rcnn_jax.terminal.safe_text import file_name
 
 IMAGE_SUFFIXES = tuple(suffix for suffix in image_suffixes(RGB_FILES) if suffix != ".gif")
@@ -104,7 +105,9 @@ def _endings(bands: Bands) -> tuple[str, ...]:
 
 def _find(item: str, output: Path, bands: Bands) -> Iterator[tuple[str, PurePosixPath]]:
     """Yield the sources of one input, with their names."""
-    if stores.is_store(item):
+    if is_in_tars(item):
+        yield from images_in_tars(item, bands)
+    elif stores.is_store(item):
         yield from _in_store(item, bands)
     elif "://" in item:
         path = PurePosixPath(unquote(urlsplit(item).path))

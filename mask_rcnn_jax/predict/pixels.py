@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
+from mask_rcnn_jax.annotations.reader import open_regular
 from mask_rcnn_jax.images.bands import Bands, Limits
 from mask_rcnn_jax.images.decode import IMAGE_SUFFIXES as DECODED
 from mask_rcnn_jax.images.decode import decode_bytes, decode_image, upright_size
@@ -117,11 +118,12 @@ def file_size(path: str, bands: Bands, upright: bool) -> tuple[int, int] | None:
         with suppress(ImportError, OSError, ValueError), open_raster(path) as raster:
             return raster.size
         return None
-    if upright:
-        return upright_size(path)
     try:
-        with open_header(path) as image:
-            return image.height, image.width
+        with open_regular(path) as file:
+            if upright:
+                return upright_size(file)
+            with open_header(file) as image:
+                return image.height, image.width
     except Exception:  # whatever its parsers raise on damaged files
         return None
 

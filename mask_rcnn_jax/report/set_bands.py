@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from absl import logging
 
+from mask_rcnn_jax.annotations.reader import open_regular
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.unused import Header, read_header
 from mask_rcnn_jax.images.bands import RGB, Bands, is_there, percentiles
@@ -137,12 +138,12 @@ _OPEN = ((0.0, 1.0),)  # until they are measured
 
 def _header(path: str) -> Header | None:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             start = file.read(8)
             file.seek(0)
             is_array = start.startswith((b"\x93NUMPY", b"PK\x03\x04"))
             return Header(bits=16) if is_array else read_header(file)
-    except OSError:
+    except (OSError, ValueError):
         return None
 
 
