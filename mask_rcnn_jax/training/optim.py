@@ -9,7 +9,7 @@ import jax
 import optax
 from flax import linen as nn
 
-from mask_rcnn_jax.models.build import resolve_precision
+from mask_rcnn_jax.models.build import build_model, resolve_precision
 from mask_rcnn_jax.models.protocols import BackboneLike, ability
 from mask_rcnn_jax.pruning.channel_groups import Group, find_groups
 from mask_rcnn_jax.recipe.optimizer import Optimizer
@@ -37,10 +37,7 @@ def build_optimizer(
     options = recipe.optim
     if optimizer is None:
         _check_exempt(ability(backbone, BackboneLike, "exempt_from_decay"), params)
-        groups: dict[str, Group] = {}
-        if options.group_lasso > 0:
-            groups = find_groups(replace(recipe.model, num_classes=1))  # the number is no matter
-        optimizer = make_optimizer(options, schedule, backbone, groups)
+        optimizer = make_optimizer(options, schedule, backbone, _lasso_groups(recipe))
     check_freeze(options.freeze, params)
     frozen = ability(backbone, BackboneLike, "frozen")
     tx = train_only(optimizer, params, frozen, options.freeze)
@@ -109,6 +106,35 @@ def make_optimizer(
     if options.clip_value > 0:
         chain.insert(0, optax.clip(options.clip_value))
     return optax.chain(*chain)
+
+
+def rate_in_state(recipe: "Recipe") -> optax.GradientTransformation:
+    """The optimizer of a recipe with the learning rate in its state, for `train(optimizer=..)`.
+
+    Runs that differ in `optim.learning_rate` alone share a compiled step then. The updates are
+    those of the recipe but for rounding; the metric `lr` is the peak at the reference batch.
+
+    Raises ValueError if the recipe has epochs: the schedule needs the number of steps.
+    """
+    if recipe.train.epochs:
+        raise ValueError(
+            f"train.epochs is {recipe.train.epochs:g}, expected 0, and train.steps set"
+        )
+    options = replace(recipe.optim, learning_rate=1.0)
+    schedule = options.rates(recipe.train.batch_size, recipe.train.steps)
+    backbone = build_model(replace(recipe.model, num_classes=1)).backbone
+
+    def scaled(learning_rate: jax.Array) -> optax.GradientTransformation:
+        at_one = make_optimizer(options, schedule, backbone, _lasso_groups(recipe))
+        return optax.chain(at_one, optax.scale(learning_rate))
+
+    return optax.inject_hyperparams(scaled)(learning_rate=recipe.optim.learning_rate)
+
+
+def _lasso_groups(recipe: "Recipe") -> dict[str, Group]:
+    if recipe.optim.group_lasso <= 0:
+        return {}
+    return find_groups(replace(recipe.model, num_classes=1))  # the number is no matter
 
 
 def train_only(

@@ -9,7 +9,7 @@ import optax
 import pytest
 from flax import linen as nn
 
-from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.config import as_recipe, load_config
 from mask_rcnn_jax.models.resnet import ResNet
 from mask_rcnn_jax.recipe.optimizer import OptimOptions
 from mask_rcnn_jax.training.checks import check_recipe
@@ -17,8 +17,10 @@ from mask_rcnn_jax.training.optim import (
     build_optimizer,
     injected_rate,
     make_optimizer,
+    rate_in_state,
     train_only,
 )
+from tests.helpers import assert_tree_close
 
 SCHEDULE = OptimOptions(
     learning_rate=0.04,
@@ -152,6 +154,26 @@ def test_an_injected_rate_is_found_whatever_is_around_it():
         assert float(injected_rate(state)) == pytest.approx(rate)
     assert injected_rate(optax.adamw(0.1).init(values)) is None
     assert injected_rate(optax.inject_hyperparams(optax.clip)(1.0).init(values)) is None
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_with_the_rate_in_the_state_runs_with_other_rates_share_a_program(name):
+    """And the parameters are those of the recipe's own optimizer."""
+    programs, values = [], params()
+    for rate in (0.005, 0.02):
+        entries = {"train.steps": 40, "train.epochs": 0.0, "optim.name": name}
+        recipe = as_recipe(load_config("finetune", entries | {"optim.learning_rate": rate}))
+        own, given = make_optimizer(recipe.optim, recipe.schedule()), rate_in_state(recipe)
+        expected, state = updated(own, 4, ()), given.init(values)
+        assert float(injected_rate(state)) == pytest.approx(rate)
+        assert_tree_close(updated(given, 4, ()), expected, rtol=1e-6)
+        programs.append(jax.jit(given.update).lower(values, state, values).as_text())
+    assert programs[0] == programs[1]
+
+
+def test_the_rate_in_the_state_needs_the_number_of_steps():
+    with pytest.raises(ValueError, match="train.epochs is 10, expected 0, and train.steps set"):
+        rate_in_state(as_recipe(load_config("finetune")))
 
 
 def test_gradients_are_clipped_by_their_global_norm():
