@@ -78,6 +78,10 @@ class _Package(ModuleType):
         if not (name in _HOMES and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
+    def __reduce__(self):
+        """By name, as other modules are sent to the processes of Ray, Dask, Spark or joblib."""
+        return importlib.import_module, (self.__name__,)
+
 
 sys.modules[__name__].__class__ = _Package
 

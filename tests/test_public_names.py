@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import os
+import pickle
 import subprocess
 import sys
 from itertools import permutations
@@ -74,6 +75,11 @@ def test_the_function_and_not_the_command_of_its_name_in_every_import_order():
     program = "import tests.test_public_names as t; t.check_import_orders()"
     done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_package_is_pickled_by_its_name():
+    """Ray, Dask and Spark send a function along with the modules that it names."""
+    assert pickle.loads(pickle.dumps(mrcnn)) is mrcnn
 
 
 def test_a_test_may_replace_a_public_function(monkeypatch):
