@@ -150,7 +150,7 @@ def box_sizes(boxes: np.ndarray, count: int) -> tuple[tuple[float, float], ...]:
     They divide the octave from one level to the next into equal steps.
     """
     sides = boxes[:, 2:] - boxes[:, :2]
-    root = np.exp2(np.median(np.log2(sides[:, 1] / sides[:, 0])) / 2)
+    root = float(np.exp2(np.median(np.log2(sides[:, 1] / sides[:, 0])) / 2))
     factors = np.exp2((np.arange(count) - (count - 1) / 2) / count).tolist()
     return tuple((round(factor / root, 2), round(factor * root, 2)) for factor in factors)
 

@@ -1,5 +1,8 @@
 """Config entries for a dataset, of which the numbers are known."""
 
+import ast
+import shlex
+
 import numpy as np
 import pytest
 
@@ -204,6 +207,19 @@ def test_proposals_of_a_device_are_not_those_of_an_image():
     found = changes([99] * 100, **entries)
     assert not [name for name in found if name.endswith("topk_train")]
     assert found["model.rpn.post_nms_topk_test"] == 400
+
+
+def test_flags_are_what_a_shell_and_a_recipe_take():
+    """Of discs, which sizes of one shape fit best, and of boxes in several shapes."""
+    rng = np.random.default_rng(2)
+    discs = squares((256, 256), rng.uniform(5, 18, 900), per_image=30)
+    boxes = discs.boxes.copy()
+    boxes[:, 3] += (boxes[:, 3] - boxes[:, 1]) * rng.uniform(1, 5, 900)
+    for objects in (discs, discs._replace(boxes=boxes)):
+        for recipe in ("quickstart", "finetune"):
+            for flag in advise(objects, load_config(recipe)).flags:
+                (word,) = shlex.split(flag)
+                ast.literal_eval(word.partition("=")[2])
 
 
 def test_advice_holds_together():
