@@ -16,6 +16,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.build import ModelOptions
 from mask_rcnn_jax.models.quantization import RANGE
+from mask_rcnn_jax.stores import is_address
 from mask_rcnn_jax.weights import published
 from mask_rcnn_jax.weights.convert import OURS, listing, num_classes_in, to_flax
 from mask_rcnn_jax.weights.expected_model import (
@@ -112,12 +113,13 @@ def load(
     Raises ValueError, besides what `load_weights` does, if the run or the file itself states
     another value of a refused entry.
     """
-    section, path = parts.to_section(model), published.find(path)
+    section, given, path = parts.to_section(model), path, published.find(path)
+    beside = given if is_address(given) else path
     if is_run(path):
         variables, about = load_checkpoint(path, raw=raw), []
         found = _differences_from_saved(path, section, antialias) or []
     else:
-        variables, about, found = _load_file(path, section, antialias)
+        variables, about, found = _load_file(path, section, antialias, beside)
     found = [d for d in found if not _is_of_other_bands(d)]
     stated = [d for d in found if d.is_stated and (refused is None or d.entry in refused)]
     if stated and not accept_mismatch:
@@ -177,9 +179,15 @@ def load_weights(path: str | os.PathLike, model: Mapping[str, Any]) -> tuple[dic
 
 
 def _load_file(
-    path: str | os.PathLike, model: Mapping[str, Any], antialias: bool | None = None
+    path: str | os.PathLike,
+    model: Mapping[str, Any],
+    antialias: bool | None = None,
+    beside: str | os.PathLike | None = None,
 ) -> tuple[dict, list[str], list[Difference]]:
-    """Load a file's variables; describe it, and how the model differs from that of its weights."""
+    """Load a file's variables; describe it, and how the model differs from that of its weights.
+
+    beside: the address of which the file is a copy, and where a manifest may lie.
+    """
     arrays, config = read_weights(path)
     try:
         backbone = model["backbone"]
@@ -193,7 +201,7 @@ def _load_file(
     title = "mask_rcnn_jax" if source == OURS else SOURCES[source].title
     about = "" if classes is None else f", {classes} classes and background"
     lines = [f"{path}: weights of {title}{about}"]
-    saved = _differences_from_saved(path, model, antialias)
+    saved = _differences_from_saved(path, model, antialias, beside)
     if saved is not None or source == OURS:
         return variables, lines, saved or []
     lines += [f"{path}: {line}" for line in open_questions(source, config)]
@@ -201,11 +209,14 @@ def _load_file(
 
 
 def _differences_from_saved(
-    path: str | os.PathLike, model: Mapping[str, Any], antialias: bool | None
+    path: str | os.PathLike,
+    model: Mapping[str, Any],
+    antialias: bool | None,
+    beside: str | os.PathLike | None = None,
 ) -> list[Difference] | None:
     """Compare with what our own files say; None if there are none."""
     folder = find_checkpoint(path).workdir if is_run(path) else folder_of(path)
-    file, saved = saved_entries(path, folder)
+    file, saved = saved_entries(beside or path, folder)
     return differences_from(saved, model, antialias, f"the model in {file}") if saved else None
 
 

@@ -17,6 +17,7 @@ from mask_rcnn_jax.models.build import BUILDERS, PARTS, abstract_variables, buil
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.protocols import PartLike, ability
 from mask_rcnn_jax.recipe.recipe import Recipe
+from mask_rcnn_jax.stores import is_address
 from mask_rcnn_jax.weights import model_folder, pretrained, published
 from mask_rcnn_jax.weights.categories import guess_categories
 from mask_rcnn_jax.weights.convert import num_classes_in
@@ -53,8 +54,10 @@ def restore(
     Raises ValueError if the recipe describes another model than the run's, the weights do not fit
     it, or the run names code that `consent` does not let run.
     """
-    weights = published.local(weights)
+    given, weights = weights, published.local(weights)
     recipe, categories, checkpoint = restore_recipe(recipe, weights, accept_mismatch)
+    if categories is None and is_address(given):
+        weights = given  # where a manifest may lie beside it
     path = checkpoint.folder if checkpoint else weights
     variables = load_variables(path, recipe, accept_mismatch=accept_mismatch)
     if categories is None:

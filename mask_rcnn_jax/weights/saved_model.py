@@ -10,6 +10,7 @@ from absl import logging
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.config import flatten
 from mask_rcnn_jax.models.build import BUILDERS, ModelOptions
+from mask_rcnn_jax.stores import is_address, local_file
 from mask_rcnn_jax.weights.expected_model import ANTIALIAS
 
 
@@ -21,18 +22,18 @@ def saved_entries(
     Nothing is imported that the recipe names: a part of the user's own is left out.
 
     Args:
-        path: of the weights. A file's are in the manifest that `export` wrote beside it.
+        path: of the weights, or their address. A file's are in the manifest that `export` wrote
+            beside it.
         workdir: of the run, or of the whole model, if they are of one; its config.json has them.
 
     Returns the file, and no entries if it is not there or, with a warning, damaged.
     """
-    path = Path(path)
     file = _beside(path) if workdir is None else Path(workdir) / "config.json"
     if not file.is_file():
         return file, {}
     try:
         content = json.loads(file.read_text())
-        if workdir is None and path.name not in content["files"]:
+        if workdir is None and Path(path).name not in content["files"]:
             return file, {}
         tree = content["config"]
         sections = {
@@ -56,18 +57,27 @@ def saved_entries(
 def saved_categories(path: str | os.PathLike) -> list[dict]:
     """Return {"id", "name"} of each class that the manifest beside a weights file states, class 1
     first; [] if there is none or it is damaged, of which `saved_entries` warns."""
-    path = Path(path)
+    file = _beside(path)
     try:
-        content = json.loads(_beside(path).read_bytes())
+        content = json.loads(file.read_bytes())
         found = [{"id": one["id"], "name": str(one["name"])} for one in content["classes"]]
-        return found if path.name in content["files"] else []
+        return found if Path(path).name in content["files"] else []
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
 
 
-def _beside(path: Path) -> Path:
-    """The manifest that `export` writes with weights."""
-    return path.with_name(f"{path.stem}.manifest.json")
+def _beside(path: str | os.PathLike) -> Path:
+    """The manifest that `export` writes with weights, or its copy if they are at an address."""
+    file = Path(path).with_name(f"{Path(path).stem}.manifest.json")
+    if not is_address(path):
+        return file
+    try:
+        return local_file(f"{os.fspath(path).rpartition('/')[0]}/{file.name}")
+    except FileNotFoundError:
+        return file
+    except (OSError, ValueError) as error:
+        logging.warning("what is beside the weights is not read: %s", error)
+        return file
 
 
 def _name(section: str, entries: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ import shlex
 import shutil
 from dataclasses import replace
 
+import fsspec
 import jax
 import numpy as np
 import pytest
@@ -191,6 +192,29 @@ def test_exported_weights_say_what_they_were(changed, exported, caplog):
         load_variables(exported, other)
     load_variables(exported, other, accept_mismatch=True)
     assert len(warned(caplog)) == 1 and name in caplog.text
+
+
+@pytest.mark.parametrize("scheme", ["file", "memory"])
+def test_weights_at_an_address_keep_what_is_said_beside_them(
+    scheme, exported, tmp_path, monkeypatch, caplog
+):
+    """The names of the classes, and the model that they belong to."""
+    monkeypatch.setenv("MASK_RCNN_HOME", str(tmp_path / "home"))
+    store, address = fsspec.filesystem(scheme), f"{scheme}://{tmp_path}/mine.safetensors"
+    manifest = tmp_path / "mine.manifest.json"
+    named = [{"id": i, "name": f"kind {i}"} for i in range(1, 4)]
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"classes": named}))
+    if scheme == "memory":
+        store.put(str(exported), str(exported))
+        without = restore(load_config("coco_torchvision", SMALL), address).categories
+        assert [one["name"] for one in without] == [f"class {i}" for i in range(1, 4)]
+        store.put(str(manifest), str(manifest))
+    assert restore(load_config("coco_torchvision", SMALL), address).categories == named
+    assert warned(caplog) == []
+    other = load_config("coco_torchvision", SMALL | BGR)
+    for load in (lambda: restore(other, address), lambda: pretrained.load(address, other.model)):
+        with pytest.raises(ValueError, match="the model in .*manifest.json"):
+            load()
 
 
 def test_a_manifest_of_another_file_or_a_damaged_one_says_nothing(exported, caplog):
