@@ -11,6 +11,7 @@ result.save("annotated.jpg")
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -78,8 +79,8 @@ class _Package(ModuleType):
         if not (name in _HOMES and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
-    def __reduce__(self):
-        """By name, as other modules are sent to the processes of Ray, Dask, Spark or joblib."""
+    def __reduce__(self) -> tuple[Callable, tuple[str]]:
+        """By name, as other modules: what uses the package is sent to workers, Ray or joblib."""
         return importlib.import_module, (self.__name__,)
 
 

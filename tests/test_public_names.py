@@ -1,6 +1,7 @@
 """The public names: the same in every import order, and visible to editors and type checkers."""
 
 import ast
+import copy
 import importlib
 import inspect
 import os
@@ -45,6 +46,11 @@ def test_every_public_name_is_there():
         assert callable(getattr(mrcnn, name)), name
     with pytest.raises(AttributeError, match="module 'mask_rcnn_jax' has no attribute 'nonsense'"):
         mrcnn.nonsense  # noqa: B018
+
+
+def test_the_package_is_pickled_by_its_name():
+    """A script's dataset that uses it is sent to worker processes so."""
+    assert pickle.loads(pickle.dumps(mrcnn)) is mrcnn and copy.deepcopy(mrcnn) is mrcnn
 
 
 def forget_package() -> None:
