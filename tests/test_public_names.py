@@ -83,11 +83,6 @@ def test_the_function_and_not_the_command_of_its_name_in_every_import_order():
     assert done.returncode == 0, done.stderr
 
 
-def test_the_package_is_pickled_by_its_name():
-    """Ray, Dask and Spark send a function along with the modules that it names."""
-    assert pickle.loads(pickle.dumps(mrcnn)) is mrcnn
-
-
 def test_a_test_may_replace_a_public_function(monkeypatch):
     monkeypatch.setattr(mrcnn, "train", print)
     assert mrcnn.train is print

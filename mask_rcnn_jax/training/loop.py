@@ -25,6 +25,7 @@ from mask_rcnn_jax.recipe.stopping import Metrics
 from mask_rcnn_jax.terminal import console, interrupts
 from mask_rcnn_jax.training.checkpoint import Checkpoints
 from mask_rcnn_jax.training.compiling import compile_canvases
+from mask_rcnn_jax.training.ending import by_loggers_alone
 from mask_rcnn_jax.training.evaluations import Evaluations
 from mask_rcnn_jax.training.lock import locked
 from mask_rcnn_jax.training.loggers import Logger, check_loggers, resolve_loggers
@@ -55,6 +56,7 @@ from mask_rcnn_jax.weights.run_checkpoint import has_checkpoint
 RARE = 0.1  # share of the batches; a canvas with less compiles when it is needed
 
 
+@by_loggers_alone()
 def train(
     config: Recipe | ConfigDict | str | Path,
     workdir: str | Path,
@@ -95,7 +97,8 @@ def train(
         The state after the last step, with `metrics`, the last value of each.
 
     Raises:
-        ValueError, OSError: config, data, weights or workdir cannot be used.
+        ValueError, OSError: config, data, weights or workdir cannot be used, or `StopTraining` was
+            raised by what is no logger.
         FloatingPointError: a loss is not finite.
         SystemExit: SIGTERM stopped the run early; its code is 75 (`os.EX_TEMPFAIL`).
     """

@@ -12,6 +12,7 @@ import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax.training import work
 from mask_rcnn_jax.training.metrics import last_metrics
 from mask_rcnn_jax.training.state import TrainState
+from tests.memory_set import ShapeSet
 from tests.pair import Pair
 from tests.training.own_run import sets, small_config
 from tests.training.stubbed_run import (
@@ -105,6 +106,38 @@ def test_other_errors_of_a_logger_end_nothing(whole, tmp_path, caplog):
         state = run(tmp_path, [Pruner(2, error=StopIteration("no more"))])
     assert "logger Pruner failed, the run goes on: StopIteration: no more" in caplog.text
     check_equal(tmp_path, state, whole)
+
+
+class Exhausted(ShapeSet):
+    """A dataset that takes StopTraining for its own, too."""
+
+    def decode(self, index):
+        if index == 7:
+            raise mrcnn.StopTraining("no more images")
+        return super().decode(index)
+
+
+def exhaust(example, rng):
+    raise mrcnn.StopTraining("no more images")
+
+
+LOGGERS = "not raised by a logger, as expected: no more images"
+
+
+@pytest.mark.parametrize(
+    "num_workers, train_set, augment, said",
+    [
+        (0, Exhausted, None, LOGGERS),
+        (2, Exhausted, None, LOGGERS),
+        (0, ShapeSet, exhaust, "image '.*': augment failed: StopTraining: no more images"),
+    ],
+    ids=["dataset", "dataset in workers", "augmentation"],
+)
+def test_only_a_logger_ends_a_run(num_workers, train_set, augment, said, tmp_path):
+    config = small_config()
+    config.data.update(num_workers=num_workers, val_json="")
+    with pytest.raises(ValueError, match=said):
+        mrcnn.train(config, tmp_path, train_set=train_set("train", 10), augment=augment)
 
 
 @pytest.mark.slow
