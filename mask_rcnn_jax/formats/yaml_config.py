@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mask_rcnn_jax.formats.fields import Fields, Place
 
 MAX_BYTES = 1 << 20  # of a file
 MAX_FILES = 50  # in a row
+MAX_NESTED = 100  # lists in brackets in one another; reading takes the square of their number
 
 
 def read_config(path: str | os.PathLike) -> Fields:
@@ -50,6 +52,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
 
     try:
         text = read_regular(path, MAX_BYTES).decode()
+        check_nesting(text)
         for event in yaml.parse(text, yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent):
                 line = event.start_mark.line + 1
@@ -64,6 +67,15 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: no YAML ({show(str(error))})") from error
     return values, places
+
+
+def check_nesting(text: str) -> None:
+    """Raise yaml.YAMLError for brackets nested so deeply that reading them would take hours."""
+    depth = 0
+    for bracket in re.findall(r"[\[\]{}]", text):
+        depth = depth + 1 if bracket in "[{" else max(depth - 1, 0)
+        if depth > MAX_NESTED:
+            raise yaml.YAMLError(f"more than {MAX_NESTED} lists in one another")
 
 
 def _value(node: yaml.Node, place: Place) -> Any:

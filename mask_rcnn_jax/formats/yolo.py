@@ -19,6 +19,7 @@ from mask_rcnn_jax.formats.reading import (
     Options,
     number,
 )
+from mask_rcnn_jax.formats.yaml_config import check_nesting
 
 NAMES = ("data.yaml", "dataset.yaml", "data.yml", "dataset.yml")
 MAX_BYTES = 1 << 26  # of a text file with labels
@@ -124,6 +125,7 @@ def _read_yaml(path: Path) -> dict[Any, Any]:
     """What is in a data.yaml; {} for what is none."""
     text = read_regular(path, MAX_NAMES)
     try:
+        check_nesting(text.decode("latin-1"))
         content = yaml.safe_load(text)
     except Exception:  # whatever its constructors raise for a tag of another kind of value
         return {}

@@ -196,6 +196,7 @@ def test_a_fault_is_one_line_with_its_place(text, line, words, tmp_path):
         ("_BASE_: {a: 1}", "line 1: _BASE_ is {'a': 1}, expected a file"),
         ("_BASE_: " + "a" * 9000, "line 1: _BASE_ is 'a.*, expected a file"),
         ("_BASE_: mine.yaml", "more than 50 files"),
+        ("MODEL: " + "[" * 500 + "]" * 500, "no YAML .*more than 100 lists in one another"),
         ("- 1", "no config of detectron2"),
         ("SOLVER: {MAX_ITER: 5}", "has no MODEL, expected a config of detectron2"),
         # detectron2's own default is no feature pyramid.

@@ -55,6 +55,7 @@ from mask_rcnn_jax.weights.files import read_arrays
 from tests import tfrecord_writer
 from tests.formats.test_tao_spec import BLOG
 from tests.fuzz import hostile
+from tests.fuzz.config_files import CONFIGS, read_repaired
 from tests.fuzz.format_parsers import FORMATS
 from tests.fuzz.numpy_files import NUMPY
 from tests.fuzz.tiff_files import TIFFS
@@ -667,10 +668,12 @@ def read_spec(path: Path) -> None:
 
 PARSERS = {
     "COCO json": Parser(json_cases, _json_file(COCO, "case.json"), read_coco),
+    "jsons to repair": Parser(json_cases, _json_file(COCO, "case.json"), read_repaired),
     "results json": Parser(json_cases, _json_file(RESULTS, "results.json"), read_results),
     "labelme json": Parser(json_cases, write_labelme, read_labelme_file),
     "VIA json": Parser(json_cases, _json_file(VIA, "via.json"), read_via_file),
     **{name: Parser(*parts) for name, parts in FORMATS.items()},
+    **{name: Parser(*parts) for name, parts in CONFIGS.items()},
     "images": Parser(image_cases, write_image, read_image),
     "TIFFs": Parser(*TIFFS),
     "arrays of NumPy": Parser(*NUMPY),
