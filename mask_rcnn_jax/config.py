@@ -17,7 +17,8 @@ from ml_collections import ConfigDict
 
 from mask_rcnn_jax import consent, parts
 from mask_rcnn_jax.recipe.manifest import MANIFEST, Manifest, read_manifest
-from mask_rcnn_jax.stores import is_address
+from mask_rcnn_jax.store_folders import full, is_bucket
+from mask_rcnn_jax.stores import is_address, local_file
 from mask_rcnn_jax.terminal.safe_text import cut
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def load_own(name: str) -> "Recipe":
 def load_tree(name_or_path: str | Path) -> ConfigDict:
     """Load what `load_config` loads in the form in which recipes are written, to change it."""
     text, path = str(name_or_path), Path(name_or_path)
+    if is_bucket(text):
+        return ConfigDict(read_run(text).to_dict())
     if path.name == "config.json" and path.is_file():
         return ConfigDict(read_run(path.parent).to_dict())
     if (path / "config.json").is_file():
@@ -185,6 +188,8 @@ def read_workdir(workdir: str | Path) -> tuple["Recipe", list[dict]]:
     none, it is damaged, or it names code that `consent` does not let run.
     """
     path = Path(workdir) / "config.json"
+    if is_bucket(workdir):
+        path = local_file(f"{full(workdir)}/config.json")
     if not path.is_file():
         raise ValueError(f"{workdir} is no workdir of a run: it has no config.json")
     try:
@@ -205,13 +210,20 @@ def read_workdir(workdir: str | Path) -> tuple["Recipe", list[dict]]:
         raise ValueError(f"{path}: {cut(str(error), 1000)}") from error
 
 
-def check_written(path: str | Path, name: str, *, is_folder: bool = False) -> None:
+def check_written(
+    path: str | Path, name: str, *, is_folder: bool = False, in_store: bool = False
+) -> None:
     """Raise ValueError where what `name` is to write to is an address, such as gs://bucket/run, or
-    lies below a file, or is one where a folder is expected."""
+    lies below a file, or is one where a folder is expected.
+
+    in_store: it may be the address of an object store, but of no other place.
+    """
     if is_address(path):
+        if in_store and is_bucket(path):
+            return
+        expected = "a path or the address of a store, such as s3://bucket/run"
         raise ValueError(
-            f"{name} is {str(path)!r}, an address, expected a path; a bucket can be mounted as a "
-            "folder, see docs/scaling.md"
+            f"{name} is {str(path)!r}, an address, expected {expected if in_store else 'a path'}"
         )
     for folder in (*([Path(path)] if is_folder else []), *Path(path).parents):
         if folder.is_file():

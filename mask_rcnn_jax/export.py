@@ -62,6 +62,7 @@ from mask_rcnn_jax.models.build import PARTS, ModelOptions
 from mask_rcnn_jax.models.protocols import PartLike, ability
 from mask_rcnn_jax.models.quantization import trained_ranges, without_ranges
 from mask_rcnn_jax.recipe.recipe import Recipe
+from mask_rcnn_jax.store_folders import written_at
 from mask_rcnn_jax.stores import is_address
 from mask_rcnn_jax.training import evaluator
 from mask_rcnn_jax.training.encoding import Rules
@@ -359,18 +360,20 @@ def main(_: Sequence[str]) -> None:
     values["picture_size"] = _size("--picture_size", FLAGS.picture_size)
     options = ArtifactOptions(**values)
     options.check(FLAGS.format)
-    check_written(FLAGS.output, "--output", is_folder=FLAGS.format not in WEIGHTS)
+    is_folder = FLAGS.format not in WEIGHTS
+    check_written(FLAGS.output, "--output", is_folder=is_folder, in_store=True)
     hub_options = HubOptions(FLAGS.license, FLAGS.push_to, FLAGS.private)
     if FLAGS.format != "hub" and hub_options != HubOptions():
         raise ValueError("--license, --push_to and --private are for --format=hub")
-    arguments = cli.given_recipe(), FLAGS.workdir or FLAGS.weights, FLAGS.format, FLAGS.output
-    if FLAGS.format in WEIGHTS:
-        export_weights(*arguments, FLAGS.accept_mismatch, FLAGS.float16)
-    elif FLAGS.format == "hub":
-        source, output = arguments[1], FLAGS.output
-        export_hub(arguments[0], source, output, hub_options, FLAGS.accept_mismatch)
-    else:
-        export_model(*arguments, options, FLAGS.accept_mismatch)
+    with written_at(FLAGS.output) as path:
+        arguments = cli.given_recipe(), FLAGS.workdir or FLAGS.weights, FLAGS.format, str(path)
+        if FLAGS.format in WEIGHTS:
+            export_weights(*arguments, FLAGS.accept_mismatch, FLAGS.float16)
+        elif FLAGS.format == "hub":
+            recipe, source, _, output = arguments
+            export_hub(recipe, source, output, hub_options, FLAGS.accept_mismatch)
+        else:
+            export_model(*arguments, options, FLAGS.accept_mismatch)
 
 
 def _size(name: str, values: list[str]) -> tuple[int, int] | None:
@@ -382,4 +385,4 @@ def _size(name: str, values: list[str]) -> tuple[int, int] | None:
 
 
 if __name__ == "__main__":
-    cli.run(main, _define_flags)
+    cli.run(main, _define_flags, store_output=True)

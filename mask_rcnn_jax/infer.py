@@ -41,6 +41,7 @@ from mask_rcnn_jax.predict.pixels import RGB_FILES, file_size
 from mask_rcnn_jax.predict.predictor import Predictor
 from mask_rcnn_jax.predict.saving import KINDS, ResultFiles, check_replaced
 from mask_rcnn_jax.recipe.recipe import Recipe
+from mask_rcnn_jax.store_folders import written_at
 from mask_rcnn_jax.terminal import interrupts
 from mask_rcnn_jax.terminal.progress import Progress
 from mask_rcnn_jax.video.reader import UnreadableVideo, Video, import_av
@@ -252,8 +253,8 @@ def main(_: Sequence[str]) -> None:
     names = [one.name for one in fields(Options) if one.name not in ("save", "drawing")]
     options = Options(save=save, drawing=drawing, **{n: getattr(FLAGS, n) for n in names})
     # SIGTERM acts like Ctrl-C, which closes the files: a video without index is unplayable.
-    with interrupts.raising(signal.SIGTERM, KeyboardInterrupt):
-        infer(cli.given_recipe(), weights, inputs, output, options)
+    with interrupts.raising(signal.SIGTERM, KeyboardInterrupt), written_at(output) as folder:
+        infer(cli.given_recipe(), weights, inputs, str(folder), options)
 
 
 def _drawing(drawn: Sequence[str], color_by: str | None, line_width: int) -> dict[str, Any]:
@@ -278,4 +279,4 @@ def _check_list(flag: str, values: Sequence[str], known: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, _define_flags)
+    cli.run(main, _define_flags, store_output=True)

@@ -87,4 +87,4 @@ def main(_: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, _define_flags)
+    cli.run(main, _define_flags, store_output=True)

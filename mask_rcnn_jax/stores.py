@@ -186,7 +186,7 @@ def _place(address: str, version: str = "") -> Path:
 
 
 @contextmanager
-def _errors_of(address: str) -> Iterator[None]:
+def _errors_of(address: str, done: str = "read") -> Iterator[None]:
     """Raise all errors, of which each store has its own, as OSError with the address."""
     try:
         yield
@@ -203,4 +203,4 @@ def _errors_of(address: str) -> Iterator[None]:
         raise ValueError(f"{address}: {error}") from error
     except Exception as error:
         text = str(error) or type(error).__name__
-        raise OSError(f"{address} cannot be read: {text[:300]}") from error
+        raise OSError(f"{address} cannot be {done}: {text[:300]}") from error

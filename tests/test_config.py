@@ -269,11 +269,12 @@ def test_a_run_older_than_an_entry_has_its_default(folder, monkeypatch):
         restore.restore_recipe(other, "old")
 
 
-@pytest.mark.parametrize("workdir", ["gs://bucket/run", Path("s3://bucket/run")])
-def test_calls_write_into_no_bucket(workdir, folder):
-    with pytest.raises(ValueError, match="workdir is '.*an address, expected a path"):
+@pytest.mark.parametrize("workdir", ["hf://owner/run", Path("https://host/run")])
+def test_calls_write_to_no_address_but_of_a_store(workdir, folder):
+    expected = "an address, expected a path or the address of a store"
+    with pytest.raises(ValueError, match=f"workdir is '.*{expected}"):
         mrcnn.train("quickstart", workdir)
-    with pytest.raises(ValueError, match="output is '.*an address, expected a path"):
+    with pytest.raises(ValueError, match=f"output is '.*{expected}"):
         mrcnn.evaluate("runs/mine", output=workdir)
     assert not list(folder.glob("*:"))
 

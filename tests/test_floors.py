@@ -44,6 +44,7 @@ FLOORS = {
     "opencv": 0,
     "tars": 0,
     "stores": -1,
+    "store_folders": 1,
     "network": 1,
     "rle": 0,
     "protobuf": 1,

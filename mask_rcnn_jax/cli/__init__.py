@@ -34,8 +34,9 @@ CACHE_HELP = (
     f"if unset, {OFF!r} keeps none."
 )
 WEIGHTS_HELP = (
-    "Run folder, one of its checkpoints/<step>, a file; or a name of public weights, or a model on "
-    "a hub (hf://owner/name, hf://owner/name@revision), which bring their recipe."
+    "Run folder, one of its checkpoints/<step>, a file, or its address (s3://bucket/run); or a "
+    "name of public weights, or a model on a hub (hf://owner/name, hf://owner/name@revision), "
+    "which bring their recipe."
 )
 HELP_FLAGS = {"-h", "-help", "--help"}
 # absl takes no None for a section.
@@ -43,7 +44,7 @@ _NO_MASK_HEAD = re.compile("^(--?config[.]model[.]mask_head)=None$")
 # The codes of XLA's status with which a collective fails when another process has ended.
 COLLECTIVE_FAILED = re.compile("(UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED): ")
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
-WRITTEN = ("workdir", "output", "data_dir", "json", "profile")  # flags that name no address
+WRITTEN = ("workdir", "output", "data_dir", "json", "profile")  # most of them name no address
 FOLDERS = ("workdir", "data_dir")
 COMMON_FLAGS = ("platform", "compile_cache", "allow_code", "debug")
 
@@ -78,6 +79,7 @@ def run(
     groups: Mapping[str, Sequence[str]] | None = None,
     *,
     positional: bool = False,
+    store_output: bool = False,
 ) -> None:
     """Parse the flags, run `main(positional arguments)` and leave with its exit code.
 
@@ -90,6 +92,7 @@ def run(
         groups: headings and names of these flags, for `--help`. A heading that starts with
             "ACTION:" belongs to the action of that name; `ACTION --help` shows no other.
         positional: whether the command takes positional arguments.
+        store_output: whether `--output` may be the address of an object store.
     """
     others = set(flags.FLAGS)
     define_flags()
@@ -103,10 +106,16 @@ def run(
         if not HELP_FLAGS.isdisjoint(sys.argv):
             print(_help(main, groups or {"flags": own}, sys.argv))
             return
-        _run(main, debug, positional)
+        in_store = ("workdir", "output") if store_output else ("workdir",)
+        _run(main, debug, positional, in_store)
 
 
-def _run(main: Callable[[Sequence[str]], None], debug: bool, takes_positional: bool) -> None:
+def _run(
+    main: Callable[[Sequence[str]], None],
+    debug: bool,
+    takes_positional: bool,
+    in_store: Sequence[str],
+) -> None:
     global _process_index, _process_count
     sys.unraisablehook = _print_unraisable
     # Tracing makes millions of small objects that live on; by default, Python looks through them
@@ -127,7 +136,8 @@ def _run(main: Callable[[Sequence[str]], None], debug: bool, takes_positional: b
                 may_be_file = takes_positional or "format" in flags.FLAGS
                 is_folder = name in FOLDERS or (name == "output" and not may_be_file)
                 for path in [value] if isinstance(value, str) else value:
-                    check_written(path, f"--{name}", is_folder=is_folder)
+                    allowed = {"is_folder": is_folder, "in_store": name in in_store}
+                    check_written(path, f"--{name}", **allowed)
             set_up_logging()
             choose_platform(flags.FLAGS.platform)
             _choose_compile_cache(flags.FLAGS.compile_cache)

@@ -24,6 +24,7 @@ from mask_rcnn_jax.config import (
 )
 from mask_rcnn_jax.parts import describe
 from mask_rcnn_jax.recipe.manifest import read_manifest
+from mask_rcnn_jax.stores import is_address
 from mask_rcnn_jax.terminal.safe_text import one_line
 from mask_rcnn_jax.weights import hub, model_folder, published
 
@@ -225,7 +226,7 @@ def given_recipe() -> "Recipe | None":
 def default_workdir() -> Path:
     """Return runs/NAME for the recipe that --config names; ValueError if it names a run."""
     recipe, colon, variant = Path(_given_name).name.partition(":")
-    if Path(_given_name).is_dir() or recipe.endswith(".json"):
+    if Path(_given_name).is_dir() or is_address(_given_name) or recipe.endswith(".json"):
         raise ValueError(f"--workdir must have a value: --config {_given_name} is no recipe")
     return Path("runs") / (recipe.removesuffix(".py") + colon.replace(":", "_") + variant)
 

@@ -33,6 +33,8 @@ from mask_rcnn_jax.pruning.choice import (
     prune,
 )
 from mask_rcnn_jax.recipe.recipe import Recipe
+from mask_rcnn_jax.store_folders import full, list_tree, written_at
+from mask_rcnn_jax.stores import is_address
 from mask_rcnn_jax.weights import checksums
 from mask_rcnn_jax.weights.restore import restore
 
@@ -58,7 +60,7 @@ def prune_run(
 
     Args:
         weights: a run's workdir, one checkpoint, or a weights file.
-        output: the folder.
+        output: the folder, or its address in an object store.
         recipe: None uses the run's; a weights file needs one.
         threshold: keeps the filters above it, see `keep_above`; without `limits.exclude`, the
             pyramid's maps stay whole, as in TAO.
@@ -79,8 +81,7 @@ def prune_run(
     compared = limits.normalizer, limits.equalization
     if threshold is None and compared != (DEFAULT_LIMITS.normalizer, DEFAULT_LIMITS.equalization):
         raise ValueError("--normalizer and --equalization are for --threshold")
-    folder = Path(output)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if _is_taken(output):
         raise ValueError(f"--output is {output}, which is there already; expected a new folder")
     recipe, variables, categories, _ = restore(recipe, weights, accept_mismatch=accept_mismatch)
     model = recipe.model
@@ -95,9 +96,17 @@ def prune_run(
         kept = keep_above(variables, groups, threshold, replace(limits, exclude=exclude))
     pruned, model = prune(variables, model, groups, kept)
     narrow = replace(recipe, model=replace(model, init_from=str(output)))
-    write_workdir(folder, narrow, categories)
-    write_checkpoint(folder, pruned)
+    with written_at(output) as folder:
+        write_workdir(folder, narrow, categories)
+        write_checkpoint(folder, pruned)
     return _summary(canvas_size(recipe.data), (variables, pruned), groups, terms, kept)
+
+
+def _is_taken(output: str | os.PathLike) -> bool:
+    if is_address(output):
+        return bool(list_tree(full(output)))
+    folder = Path(output)
+    return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
 
 
 def one_prediction(options: ExampleOptions, detect: Detect) -> Callable[[MaskRCNN, dict], Any]:

@@ -19,13 +19,13 @@ from mask_rcnn_jax.recipe.stopping import main_ap, measure
 from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.loss_scale import LossScaleState
 from mask_rcnn_jax.training.metrics import replace_text
+from mask_rcnn_jax.training.mirror import UNSCORED, Mirror
 from mask_rcnn_jax.training.step import TrainState
 from mask_rcnn_jax.weights import checksums
 from mask_rcnn_jax.weights.run_checkpoint import checkpoint_steps, newest_intact, read_arrays
 
 # What is being written or deleted has such a name; both orbax and we leave them when killed.
 LEFTOVERS = ("tmp.*", "*.orbax-checkpoint-tmp*")
-UNSCORED = "unscored"  # a file: its content is the step after which checkpoints do not count yet
 
 
 class Checkpoints:
@@ -37,7 +37,11 @@ class Checkpoints:
     """
 
     def __init__(
-        self, workdir: str | Path, keep: int, is_due: Callable[[int], bool] = lambda step: True
+        self,
+        workdir: str | Path,
+        keep: int,
+        is_due: Callable[[int], bool] = lambda step: True,
+        mirror: Mirror | None = None,
     ):
         """Remove leftovers of killed processes.
 
@@ -45,9 +49,10 @@ class Checkpoints:
             keep: the latest checkpoints that are kept.
             is_due: whether a step is saved in every run; a checkpoint saved because a run was
                 stopped does not count as one of these.
+            mirror: is told of changes; None where the workdir is a folder alone.
         """
         self._workdir, self._keep, self._is_due = Path(workdir).absolute(), keep, is_due
-        self._folder = self._workdir / "checkpoints"
+        self._folder, self._mirror = self._workdir / "checkpoints", mirror or Mirror(workdir)
         self._scores: dict[int, tuple[str, float]] = {}  # measure and AP by step
         self._saved: int | None = None
         self._unscored: int | None = None  # the step of scores to come, which decide what is kept
@@ -98,6 +103,7 @@ class Checkpoints:
             known = [one for one in evaluations if np.isfinite(main_ap(one))]
             self._scores.update((one["step"], (measure(one), main_ap(one))) for one in known)
             self._jobs.append(self._thread.submit(self._prune, dict(self._scores)))
+            self._jobs.append(self._thread.submit(self._mirror.update))
 
     def restore(self, state: TrainState) -> TrainState:
         """The newest whole state, as numpy arrays; `state` gives structure, shapes and dtypes.
@@ -111,7 +117,7 @@ class Checkpoints:
         """
         self.wait()
         step = processes.on_first(self._choose)
-        folder = self._folder / str(step)
+        folder = self._mirror.checkpoint(step)
 
         def fields(tree: Mapping[str, Any]) -> dict:
             if "opt_state" not in tree:
@@ -202,6 +208,7 @@ class Checkpoints:
         checksums.flush_folder(self._folder)
         if scores is not None:
             self._prune(scores)
+        self._mirror.update()
 
     def _prune(self, scores: Mapping[int, tuple[str, float]]) -> None:
         # Others of such a name are not ours, and take no place.

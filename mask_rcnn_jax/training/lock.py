@@ -28,11 +28,14 @@ _PAUSE = 0.5  # seconds between two looks
 
 
 @contextmanager
-def locked(workdir: Path) -> Iterator[Callable[[], None]]:
+def locked(
+    workdir: Path, check_more: Callable[[], object] = lambda: None
+) -> Iterator[Callable[[], None]]:
     """Hold the lock of a workdir, on the first process for all.
 
-    Yields a function that raises OSError if the lock was lost, as where the workdir was removed;
-    every process must call it. Raises ValueError if another run holds the lock.
+    Yields a function that raises OSError if the lock was lost, as where the workdir was removed,
+    or what `check_more` raises on the first process; every process must call it. Raises ValueError
+    if another run holds the lock.
     """
     path = workdir.absolute() / FILE_NAME
     content, end = json.dumps(_describe_process()), threading.Event()
@@ -49,6 +52,7 @@ def locked(workdir: Path) -> Iterator[Callable[[], None]]:
                 f"{path} is gone or another run's: the folder was removed or taken while this run "
                 "was at work, which ends here"
             )
+        check_more()
 
     processes.on_first(lambda: _take(path, content))
     try:

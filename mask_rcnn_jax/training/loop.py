@@ -31,6 +31,7 @@ from mask_rcnn_jax.training.lock import locked
 from mask_rcnn_jax.training.loggers import Logger, check_loggers, resolve_loggers
 from mask_rcnn_jax.training.metrics import FILE_NAME as METRICS_NAME
 from mask_rcnn_jax.training.metrics import last_metrics, read_evaluations
+from mask_rcnn_jax.training.mirror import Mirror
 from mask_rcnn_jax.training.next_steps import next_commands
 from mask_rcnn_jax.training.own_losses import OwnLoss
 from mask_rcnn_jax.training.planned_memory import log_memory
@@ -79,7 +80,8 @@ def train(
 
     Args:
         config: a recipe, its name or path, or a ConfigDict, which is not changed.
-        workdir: folder of the run; docs/extending.md lists its files.
+        workdir: folder of the run, or its address in an object store, such as s3://bucket/run;
+            docs/extending.md lists its files.
         train_set: takes the place of `config.data.train_json`.
         val_set: takes the place of `config.data.val_json`; with neither, nothing is evaluated.
         augment: takes the place of `config.data.augment`: functions `augment(example, rng)`, see
@@ -102,22 +104,23 @@ def train(
         FloatingPointError: a loss is not finite.
         SystemExit: SIGTERM stopped the run early; its code is 75 (`os.EX_TEMPFAIL`).
     """
-    check_written(workdir, "workdir", is_folder=True)
-    started, workdir, mesh = time.monotonic(), Path(workdir), make_mesh()
+    check_written(workdir, "workdir", is_folder=True, in_store=True)
+    started, mirror, mesh = time.monotonic(), Mirror(workdir), make_mesh()
+    workdir = mirror.folder
     workers.remove_leftovers()  # of a run that was killed at its end: nothing may be left to train
     recipe = as_recipe(config)
     loggers = resolve_loggers([*recipe.train.loggers, *loggers])  # before minutes of reading data
     on_first(lambda: check_loggers(loggers))
-    if recipe.model.init_from and not on_first(lambda: has_checkpoint(workdir)):
+    if not on_first(mirror.has_checkpoint) and recipe.model.init_from:
         on_first(lambda: pretrained.check_source(recipe.model.init_from))
     work, teacher = prepare(recipe, mesh, (train_set, val_set), augment, optimizer, losses)
-    with locked(workdir) as check_lock:  # nothing is written before
+    with locked(workdir, mirror.check) as check_lock, mirror.opened():  # nothing is written before
         resuming = on_first(lambda: has_checkpoint(workdir))
         options = dict(resuming=resuming, accept_mismatch=accept_mismatch)
         state, tx, old_steps = _start(work, workdir, optimizer, teacher, **options)
         kept, is_due = work.recipe.train.keep_checkpoints, work.milestones.is_due
         # Closed whatever happens: its thread would have the last word after an error.
-        with closing(Checkpoints(workdir, kept, is_due)) as checkpoints:
+        with closing(Checkpoints(workdir, kept, is_due, mirror)) as checkpoints:
             if resuming:
                 state = checkpoints.restore(state)
             state, start = replicate(state, mesh), int(state.step)
@@ -151,7 +154,8 @@ def train(
                 why = work.milestones.why(int(state.step), evaluations, ended)
                 logging.info("finished at step %d%s", int(state.step), why)
                 _report(work, workdir, int(state.step))
-    _log_end(work, workdir, saved, len(batches.skipped), finished)
+            mirror.is_stopped = not finished
+    _log_end(work, mirror.address or workdir, saved, len(batches.skipped), finished)
     if not finished:
         raise SystemExit(STOPPED_EARLY)
     return _measured(state, workdir)
@@ -309,7 +313,9 @@ def _log_extension(work: Work, old_steps: int, start: int) -> None:
     logging.info("train.steps is %d, this run had %d: %s", train.steps, old_steps, effect)
 
 
-def _log_end(work: Work, workdir: Path, saved: int | None, skipped: int, finished: bool) -> None:
+def _log_end(
+    work: Work, workdir: Path | str, saved: int | None, skipped: int, finished: bool
+) -> None:
     if skipped:
         logging.info("%d images could not be decoded and were skipped", skipped)
     if finished:

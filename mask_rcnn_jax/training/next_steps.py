@@ -9,7 +9,7 @@ from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset
 
 
-def next_commands(workdir: Path, dataset: Dataset) -> list[str]:
+def next_commands(workdir: Path | str, dataset: Dataset) -> list[str]:
     """Return shell commands that work as they are, from the folder that the run was started in.
 
     dataset: has an image to try; "photo.jpg" stands for it where images are no files.
@@ -18,7 +18,7 @@ def next_commands(workdir: Path, dataset: Dataset) -> list[str]:
     has_tensorboard = importlib.util.find_spec("tensorboard") is not None
     install = "" if has_tensorboard else "pip install tensorboard && "
     image = shlex.quote(_image_file(dataset))
-    found, exported = (shlex.quote(str(workdir / name)) for name in ("infer", "export"))
+    found, exported = (shlex.quote(f"{workdir}/{name}") for name in ("infer", "export"))
     return [
         f"{install}tensorboard --logdir {run}",
         f"python -m mask_rcnn_jax.infer --workdir {run} --input {image} --output {found}",

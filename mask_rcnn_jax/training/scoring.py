@@ -31,6 +31,7 @@ from mask_rcnn_jax.evaluation.notes import absent_category, box_form, check_scor
 from mask_rcnn_jax.images.decode import decode_image
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.recipe.recipe import Recipe
+from mask_rcnn_jax.store_folders import written_at
 from mask_rcnn_jax.structures import Batch, Detections
 from mask_rcnn_jax.terminal.safe_text import safe_stdout
 from mask_rcnn_jax.training import evaluator, reports
@@ -46,7 +47,7 @@ from mask_rcnn_jax.training.setup import (
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate
 from mask_rcnn_jax.training.tiles import detect_in_tiles
 from mask_rcnn_jax.training.views import make_views_step
-from mask_rcnn_jax.weights import pretrained, published
+from mask_rcnn_jax.weights import pretrained, published, stored_run
 from mask_rcnn_jax.weights.model_folder import folder_of
 from mask_rcnn_jax.weights.restore import Restored, make_model, restore
 
@@ -93,8 +94,9 @@ def evaluate(
         config: a recipe, its name or path, or a ConfigDict; None takes that of the run, of the
             export or of the hub. A file needs one.
         val_set: the dataset; None takes the recipe's `data.val_json`.
-        output: folder for bbox_results.json, segm_results.json and metrics.json; None takes
-            `eval/<step>` in the run's workdir. A file and an exported model need one.
+        output: folder, or its address in an object store, for bbox_results.json, segm_results.json
+            and metrics.json; None takes `eval/<step>` in the run's workdir. A file and an exported
+            model need one.
         report: also write report.html.
         tile: side of the tiles of large images, see `Predictor`; 0 cuts none.
         overlap: smallest overlap of neighboring tiles, as a fraction of their side.
@@ -109,7 +111,7 @@ def evaluate(
         ValueError, OSError: weights, config or dataset cannot be used or do not fit each other.
     """
     tiles, has_output = tiling(tile, overlap), output is not None
-    check_written(output or "", "output")
+    check_written(output or "", "output", in_store=True)
     given = None if config is None else as_recipe(config)
     if isinstance(weights, str | Path):
         weights = str(published.local(weights))
@@ -123,24 +125,25 @@ def evaluate(
     evaluator.check_scorable(val_set, recipe.eval)
     title, records = f"Evaluation of {name}", []
     if checkpoint:
-        output = output or checkpoint.workdir / "eval" / str(checkpoint.step)
-        title = f"Evaluation of {name}, step {checkpoint.step}"
+        run = stored_run.address_of(checkpoint.workdir) or checkpoint.workdir
+        output = output or f"{run}/eval/{checkpoint.step}"
+        title = f"Evaluation of {run}, step {checkpoint.step}"
         if report and (checkpoint.workdir / FILE_NAME).is_file():
             records = read_metrics(checkpoint.workdir / FILE_NAME)
     assert output is not None  # `_source` asks for one where there is no run
-    folder = Path(output)
-    folder.mkdir(parents=True, exist_ok=True)  # an unwritable folder is found out before the work
-    if exported:
-        found = _detect_exported(exported, recipe, val_set, tiles)
-    else:
-        found = _detect(recipe, len(categories), variables, val_set, tiles)
-    analyses, collect = reports.collector(report)
-    arguments = val_set, found, folder, recipe.eval, collect
-    metrics = evaluator.score_and_write(*arguments, _fullest(found) if tiles else None)
-    if analyses:  # on the first process
-        read = reports.dataset_reader(val_set)
-        reports.write(folder, title, dataset_name(val_set), analyses, read, records, metrics)
-    logging.info("results: %s", folder)
+    with written_at(output) as folder:
+        folder.mkdir(parents=True, exist_ok=True)  # an unwritable one is found out before the work
+        if exported:
+            found = _detect_exported(exported, recipe, val_set, tiles)
+        else:
+            found = _detect(recipe, len(categories), variables, val_set, tiles)
+        analyses, collect = reports.collector(report)
+        arguments = val_set, found, folder, recipe.eval, collect
+        metrics = evaluator.score_and_write(*arguments, _fullest(found) if tiles else None)
+        if analyses:  # on the first process
+            read = reports.dataset_reader(val_set)
+            reports.write(folder, title, dataset_name(val_set), analyses, read, records, metrics)
+    logging.info("results: %s", output)
     return metrics
 
 
@@ -253,12 +256,14 @@ def evaluate_results(
         logging.warning("%s: %s", results_json, form)
     with safe_stdout():
         print(coco_evaluation.format_table(metrics), flush=True)
-    if output:
-        Path(output).mkdir(parents=True, exist_ok=True)
-        (Path(output) / "metrics.json").write_text(json.dumps(metrics, indent=1))
-    if report and output:
-        title, read = f"Evaluation of {results_json}", _files_reader(data)
-        reports.write(Path(output), title, annotations, analyses, read, [], metrics)
+    if not output:
+        return metrics
+    with written_at(output) as folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "metrics.json").write_text(json.dumps(metrics, indent=1))
+        if report:
+            title, read = f"Evaluation of {results_json}", _files_reader(data)
+            reports.write(folder, title, annotations, analyses, read, [], metrics)
     return metrics
 
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from absl import logging
 
 from mask_rcnn_jax.download import ProgressFactory, download
-from mask_rcnn_jax.stores import home, is_address, local_file
+from mask_rcnn_jax.stores import home, is_address
 from mask_rcnn_jax.terminal.progress import bytes_progress
-from mask_rcnn_jax.weights import hub, model_folder
+from mask_rcnn_jax.weights import hub, model_folder, stored_run
 
 
 class Published(NamedTuple):
@@ -195,13 +195,13 @@ def find(weights: str | os.PathLike) -> str | os.PathLike:
 def local(weights: str | os.PathLike) -> str | os.PathLike:
     """Return the file of the weights of a hub's model, which is fetched, or of a model's folder.
 
-    Names, runs and files are returned as they are, a file at another address is fetched. Errors are
-    those of `hub.fetch`, `stores.local_file` and `model_folder.check`.
+    Names, runs and files are returned as they are, what is at another address is fetched. Errors
+    are those of `hub.fetch`, `stored_run.local` and `model_folder.check`.
     """
     if hub.is_hub(weights):
         return hub.fetch(weights) / model_folder.WEIGHTS
     if is_address(weights):
-        return local_file(weights)
+        weights = stored_run.local(weights)
     if model_folder.is_model_folder(weights):
         model_folder.check(Path(weights))
         return Path(weights) / model_folder.WEIGHTS

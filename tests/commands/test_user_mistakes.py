@@ -204,13 +204,21 @@ COMMANDS = {
         ["--save has 'mask', expected some of masks"],
     ),
     "a port that has no flag": ("serve --workdir=WORKDIR 8080", ["'8080'"]),
-    "a workdir in a bucket": (
-        "train --config=quickstart --workdir=gs://bucket/run",
-        ["--workdir is 'gs://bucket/run', an address, expected a path", "mounted"],
+    "a workdir on the web": (
+        "train --config=quickstart --workdir=https://host/run",
+        ["--workdir is 'https://host/run', an address, expected a path or the address of a store"],
     ),
-    "an output in a bucket": (
-        "infer --workdir=WORKDIR --input=RECIPE --output=s3://bucket/out",
-        ["--output is 's3://bucket/out', an address"],
+    "an output on a hub": (
+        "infer --workdir=WORKDIR --input=RECIPE --output=hf://owner/name",
+        ["--output is 'hf://owner/name', an address"],
+    ),
+    "a store that is none": (
+        "train --config=quickstart --workdir=nothing://bucket/run",
+        ["--workdir is 'nothing://bucket/run', an address"],
+    ),
+    "data in a bucket": (
+        "prepare shapes --data_dir=s3://bucket/shapes",
+        ["--data_dir is 's3://bucket/shapes', an address, expected a path"],
     ),
     "standard input": ("infer --workdir=WORKDIR --input=- --output=out", ["-: does not exist"]),
 }

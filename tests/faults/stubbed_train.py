@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import jax
@@ -25,7 +26,7 @@ import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from mask_rcnn_jax import cli
+from mask_rcnn_jax import cli, store_folders
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.terminal import interrupts
 from mask_rcnn_jax.training import setup, step, validation, work
@@ -105,6 +106,24 @@ def stub() -> None:
     step.make_loss_step = make_loss_step
 
 
+def die_in_store_call(number: int) -> None:
+    """Have this process killed in mid-call, of those that write to an object store or fetch."""
+    calls = count(1)
+
+    def dying(call):
+        def run(address, names, *rest):
+            names = list(names)
+            if next(calls) < number:
+                return call(address, names, *rest)
+            call(address, names[: len(names) // 2], *rest)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        return run
+
+    for name in ("get_files", "put_files", "delete"):
+        setattr(store_folders, name, dying(getattr(store_folders, name)))
+
+
 def serve() -> bool:
     """Fork for every line of stdin; returns True in a run, which is to be done, False at the end.
 
@@ -152,5 +171,7 @@ if __name__ == "__main__":
     # `mask_rcnn_jax.train` is also the name of a function.
     command = importlib.import_module("mask_rcnn_jax.train")
     if serve():
+        if number := os.environ.get("DIE_IN_STORE_CALL"):
+            die_in_store_call(int(number))
         validation.FEWEST_BESIDE = int(os.environ.get("FEWEST_BESIDE", "1"))
         cli.run(command.main, command._define_flags)

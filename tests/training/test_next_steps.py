@@ -21,7 +21,7 @@ def parsed(command: list[str], monkeypatch) -> dict:
     assert (python, dash) == ("python", "-m") and module.startswith("mask_rcnn_jax.")
     values = {}
 
-    def take(main, debug, takes_positional):
+    def take(main, *_):
         assert cli.parse_flags(sys.argv) == []
         values.update(flags.FLAGS.flag_values_dict())
 
