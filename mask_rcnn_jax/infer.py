@@ -7,6 +7,9 @@
         --output out --stride 2 --max_frames 300
     python -m mask_rcnn_jax.infer --weights maskrcnn_resnet50_fpn_coco --input photo.jpg \\
         --output out
+    python -m mask_rcnn_jax.infer --workdir runs/quickstart --input @list.txt \\
+        --shard 0/8 --output out
+    python -m mask_rcnn_jax.infer --merge out
     python -m mask_rcnn_jax.infer --artifact out/onnx --engine openvino --input photos/ --output out
 
 Output for images: annotated images and detections.json (COCO results with `file_name`). For each
@@ -14,10 +17,13 @@ video: an annotated mp4 (H.264, without sound) and a .jsonl with one line per fr
 """
 
 import contextlib
+import os
+import re
 import signal
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +33,30 @@ from absl import flags, logging
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.data.canvases import evaluation_options
 from mask_rcnn_jax.data.tiles import tiling
-from mask_rcnn_jax.data.unused import Unused
 from mask_rcnn_jax.images.bands import Bands
-from mask_rcnn_jax.predict import annotate, geo
+from mask_rcnn_jax.predict import geo
 from mask_rcnn_jax.predict.engines import Exported
-from mask_rcnn_jax.predict.inputs import find_inputs
+from mask_rcnn_jax.predict.lists import KEY, Shard, find_images, import_parquet, read_shard
 from mask_rcnn_jax.predict.loading import (
     default_batch_size,
     given_model,
     load_predictor,
 )
+from mask_rcnn_jax.predict.merging import merge_parts
+from mask_rcnn_jax.predict.outputs import write_images, write_videos
+from mask_rcnn_jax.predict.part_files import FORMATS
+from mask_rcnn_jax.predict.parts import PART_SIZE, Parts, settings_of, write_parts
 from mask_rcnn_jax.predict.pixels import RGB_FILES, file_size
 from mask_rcnn_jax.predict.predictor import Predictor
-from mask_rcnn_jax.predict.saving import KINDS, ResultFiles, check_replaced
+from mask_rcnn_jax.predict.saving import KINDS, check_replaced, per_image
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.store_folders import written_at
 from mask_rcnn_jax.terminal import interrupts
-from mask_rcnn_jax.terminal.progress import Progress
 from mask_rcnn_jax.video.reader import UnreadableVideo, Video, import_av
 from mask_rcnn_jax.weights.restore import restore, restore_recipe
 
 MOST_HEADERS = 2000  # that are read to choose canvases
 DRAWN = ("labels", "scores", "boxes", "masks")
-Skip = Callable[[ValueError], None]  # logs and counts an input that cannot be read
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,11 @@ class Options:
     track: bool = False
     public_addresses_only: bool = False
     accept_mismatch: bool = False
+    input_key: str = KEY
+    no_images: bool = False
+    shard: str = ""
+    part_size: int = 0
+    part_format: str | None = None
 
 
 def infer(
@@ -84,10 +96,15 @@ def infer(
     """
     tiling(options.tile, options.overlap)  # values without meaning are refused before the work
     geo.check_installed(options.save)
-    folder = Path(output)
+    parts, folder = given_parts(options), Path(output)
     bands = _bands(recipe, weights)
-    images, sources = find_inputs(inputs, folder, options.public_addresses_only, bands)
-    check_replaced([one.source for one in [*images, *sources]], images, folder, options.save)
+    has_targets = parts is None and bool(not options.no_images or per_image(options.save))
+    given = inputs, folder, options.input_key, options.public_addresses_only, bands
+    images, sources = find_images(*given, has_targets=has_targets)
+    if parts and sources:
+        raise ValueError(f"--input {sources[0].source} is a video, and parts are of images")
+    names = (one.source for one in chain(images, sources))
+    check_replaced(names, images, folder, options.save)
     if sources:
         import_av()
         if options.save:
@@ -97,33 +114,67 @@ def infer(
         if isinstance(weights, Exported)
         else restore(recipe, weights, accept_mismatch=options.accept_mismatch)
     )
-    skipped: list[str] = []
+    if parts:
+        predictor = _predictor(restored, recipe, options, images, [])
+        write_parts(predictor, images, output, _with_settings(parts, restored, recipe, options))
+    else:
+        _infer_all(restored, recipe, folder, options, images, sources)
+
+
+def _infer_all(restored, recipe, folder: Path, options: Options, images, sources) -> None:
+    skipped: list[str] = []  # the first
+    count, videos = 0, []
 
     def skip(error: ValueError) -> None:
-        skipped.append(str(error))
+        nonlocal count
+        count += 1
+        skipped[:] = skipped or [str(error)]
         logging.warning("skipped %s", error)
 
-    videos = []
     for item in sources:
         try:
             video = Video(item.source, str(item.name), item.public_only)
             videos.append((video, folder / item.target))
         except UnreadableVideo as error:
             skip(error)
-    if not images and not videos:
+    if not len(images) and not videos:
         raise ValueError(f"no input could be read: {skipped[0]}")
     predictor = _predictor(restored, recipe, options, images, videos)
     folder.mkdir(parents=True, exist_ok=True)
-    if images:
-        _infer_images(predictor, images, folder, options, skip)
+    if len(images):
+        drawing = None if options.no_images else options.drawing
+        write_images(predictor, images, folder, options.save, drawing, skip)
     if videos:
-        _infer_videos(predictor, videos, options, skip)
+        reading = {"stride": options.stride, "max_frames": options.max_frames}
+        write_videos(predictor, videos, options.drawing, skip, reading, track=options.track)
     num_inputs = len(images) + len(sources)
-    if len(skipped) == num_inputs:
+    if count == num_inputs:
         raise ValueError(f"no input could be read: {skipped[0]}")
-    if skipped:
-        logging.warning("%d of %d inputs skipped", len(skipped), num_inputs)
+    if count:
+        logging.warning("%d of %d inputs skipped", count, num_inputs)
     logging.info("results: %s", folder)
+
+
+def given_parts(options: Options) -> Parts | None:
+    """Return how results are split; None for one json. ValueError for flags that do not fit."""
+    if not options.shard and not options.part_size:
+        if options.part_format:
+            raise ValueError("--part_format is for parts: it needs --shard or --part_size")
+        return None
+    if options.save:
+        raise ValueError("--save writes files beside one json, and not of --shard or --part_size")
+    shard = read_shard(options.shard) if options.shard else Shard()
+    if options.part_format == "parquet":
+        import_parquet("--part_format parquet")
+    return Parts(shard, options.part_size or PART_SIZE, options.part_format or FORMATS[0])
+
+
+def _with_settings(parts: Parts, restored, recipe: Recipe | None, options: Options) -> Parts:
+    is_exported = isinstance(restored, Exported)
+    used = recipe if is_exported and recipe is not None else restored.recipe
+    used = used.with_score_threshold(options.score_threshold)
+    model = restored if is_exported else restored.variables
+    return replace(parts, settings=settings_of(used, model, options.tile, options.overlap))
 
 
 def _bands(recipe: Recipe | None, weights: str | Exported) -> Bands:
@@ -148,16 +199,19 @@ def _predictor(restored, recipe: Recipe | None, options: Options, images, videos
     batch_size = options.batch_size or default_batch_size()
     if not videos and not tile:
         batch_size = min(batch_size, -(-len(images) // jax.local_device_count()))
-    if images and not tile:
-        recipe = _with_canvases(recipe, [one.source for one in images], batch_size)
+    if len(images) and not tile:
+        recipe = _with_canvases(recipe, images, batch_size)
     given = restored.variables, batch_size, restored.categories
     return Predictor(recipe, *given, tile, options.overlap)
 
 
-def _with_canvases(recipe: Recipe, sources: Sequence[str], batch_size: int) -> Recipe:
-    """Let canvases follow the images' sizes, where that saves more than compiling takes."""
-    step = -(-len(sources) // MOST_HEADERS)
-    some = [path for path in sources[::step] if "://" not in path]
+def _with_canvases(recipe: Recipe, images, batch_size: int) -> Recipe:
+    """Let canvases follow the images' sizes, where that saves more than compiling takes.
+
+    All shards look at the same images out of all, so that they have the same canvases.
+    """
+    step = -(-len(images) // MOST_HEADERS)
+    some = [one.source for one in islice(images, 0, None, step) if "://" not in one.source]
     bands, upright = recipe.data.bands, recipe.data.apply_exif != "never"
     sizes = list(filter(None, (file_size(path, bands, upright) for path in some)))
     limits = {"most": recipe.eval.canvases, "multiple": recipe.model.input.pad_multiple}
@@ -166,68 +220,28 @@ def _with_canvases(recipe: Recipe, sources: Sequence[str], batch_size: int) -> R
     return replace(recipe, data=replace(recipe.data, canvases=found.canvases))
 
 
-def _infer_images(predictor: Predictor, images, folder, options: Options, skip: Skip) -> None:
-    progress = Progress("images", len(images))
-    done, unused = 0, Unused()
-
-    def on_error(error) -> None:
-        skip(error)
-        progress.advance(1)
-
-    with ResultFiles(folder, options.save) as files:
-        given = images, folder, files, options.drawing
-        found = annotate.annotate_images(predictor, *given, on_error, unused)
-        with contextlib.closing(found):
-            for records in found:
-                files.add(records)
-                done += 1
-                progress.advance(1)
-    logging.info("%d detections in %d images", files.count, done)
-    for line in unused.lines():
-        logging.warning("%s", line)
-
-
-def _infer_videos(predictor: Predictor, videos, options: Options, skip: Skip) -> None:
-    for _, target in videos:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    # A class, or a track, has the same color in all frames, which keep their size.
-    color = "instance" if options.track else "class"
-    drawing = {"color_by": color} | dict(options.drawing) | {"min_side": 0}
-    reading: dict[str, Any] = dict(stride=options.stride, max_frames=options.max_frames)
-    expected = [video.expected_frames(**reading) for video, _ in videos]
-    progress = Progress("frames", None if None in expected else sum(expected))
-    frames, objects = Counter(), Counter()
-    given = predictor, videos, drawing, skip
-    found = annotate.annotate_videos(*given, **reading, track=options.track)
-    try:
-        with contextlib.closing(found):
-            for video, count in found:
-                frames[video] += 1
-                objects[video] += count
-                progress.advance(1)
-    finally:
-        for video, target in videos:
-            if count := frames[video]:
-                logging.info("%d detections in %d frames: %s", objects[video], count, target)
-    for (video, _), wanted in zip(videos, expected, strict=True):
-        if video.damaged:
-            logging.warning("%s: %d damaged packets", video.source, video.damaged)
-        # A frame count derived from the duration may be off by one.
-        if wanted and 0 < frames[video] < min(wanted - 1, 0.98 * wanted):
-            logging.warning("%s ends after %d frames of %d", video.source, frames[video], wanted)
-
-
 def _define_flags() -> None:
     cli.define_config(required=False)
     flags.DEFINE_string("workdir", None, "Run folder; its latest checkpoint is used.")
     flags.DEFINE_string("weights", None, cli.WEIGHTS_HELP)
     cli.define_accept_mismatch()
     cli.define_exported()
-    input_help = "Image, video, folder, glob or URL; repeatable."
-    flags.DEFINE_multi_string("input", None, input_help, required=True)
+    is_run = not any(re.match("--?merge(=|$)", argument) for argument in sys.argv)
+    input_help = "Image, video, folder, glob, URL, list (@FILE, -, .jsonl, .parquet); repeatable."
+    flags.DEFINE_multi_string("input", None, input_help, required=is_run)
+    key_help = "Where a .jsonl or .parquet has the paths of images."
+    flags.DEFINE_string("input_key", KEY, key_help)
     public_help = "Read web addresses only from the public internet, and no other addresses."
     flags.DEFINE_bool("public_addresses_only", False, public_help)
-    flags.DEFINE_string("output", None, "Output folder.", required=True)
+    flags.DEFINE_string("output", None, "Output folder.", required=is_run)
+    flags.DEFINE_bool("no_images", False, "Draw nothing: write json, and what --save says.")
+    shard_help = "i/n: look at share i, from 0, of n of the images, and write results in parts."
+    flags.DEFINE_string("shard", "", shard_help)
+    size_help = f"Write results in parts of so many images; 0: {PART_SIZE} with --shard."
+    flags.DEFINE_integer("part_size", 0, size_help, 0)
+    flags.DEFINE_enum("part_format", None, FORMATS, "Of parts; jsonl if unset.")
+    merge_help = "Make one detections.json of the parts in this folder; takes --output alone."
+    flags.DEFINE_string("merge", None, merge_help)
     flags.DEFINE_float("score_threshold", 0.5, "Drop detections with lower scores.", 0.0, 1.0)
     flags.DEFINE_integer(
         "batch_size", 0, "Images or frames at a time on each device; 0: 1 on CPU, else 8.", 0
@@ -246,15 +260,26 @@ def _define_flags() -> None:
 
 def main(_: Sequence[str]) -> None:
     FLAGS = flags.FLAGS
+    if FLAGS.merge:
+        return merge_parts(FLAGS.merge, FLAGS.output or FLAGS.merge)
     weights, inputs, output = given_model("infer"), FLAGS.input, FLAGS.output
     save = _split(FLAGS.save)
     _check_list("save", save, KINDS)
     drawing = _drawing(_split(FLAGS.draw or DRAWN), FLAGS.color_by, FLAGS.line_width)
     names = [one.name for one in fields(Options) if one.name not in ("save", "drawing")]
     options = Options(save=save, drawing=drawing, **{n: getattr(FLAGS, n) for n in names})
-    # SIGTERM acts like Ctrl-C, which closes the files: a video without index is unplayable.
-    with interrupts.raising(signal.SIGTERM, KeyboardInterrupt), written_at(output) as folder:
+    # SIGTERM acts like Ctrl-C, which closes the files: a video without index is unplayable. Parts
+    # are there to be gone on with, and go to a store one by one.
+    in_parts = given_parts(options) is not None
+    stopped = _stopped_early if in_parts else KeyboardInterrupt
+    place = contextlib.nullcontext(output) if in_parts else written_at(output)
+    with interrupts.raising(signal.SIGTERM, stopped), place as folder:
         infer(cli.given_recipe(), weights, inputs, str(folder), options)
+
+
+def _stopped_early() -> SystemExit:
+    logging.warning("stopped early: the same command goes on with the part that it was at")
+    return SystemExit(os.EX_TEMPFAIL)
 
 
 def _drawing(drawn: Sequence[str], color_by: str | None, line_width: int) -> dict[str, Any]:

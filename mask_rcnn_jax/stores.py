@@ -135,6 +135,23 @@ def find_files(address: str | os.PathLike) -> list[str]:
         return sorted(store.unstrip_protocol(path) for path in found)
 
 
+def put_file(path: str | os.PathLike, address: str | os.PathLike) -> None:
+    """Write a local file to an address, whole or not at all; its folder need not exist.
+
+    Errors are those of `local_file`.
+    """
+    address = _written(address)
+    with _errors_of(address, "written"):
+        store, inside = _store(address)
+        if "file" in store.protocol:  # only there a reader can meet half of a file
+            os.makedirs(os.path.dirname(inside), exist_ok=True)
+            store.put_file(os.fspath(path), f"{inside}.tmp")
+            os.replace(f"{inside}.tmp", inside)
+        else:
+            store.put_file(os.fspath(path), inside)
+            store.invalidate_cache()
+
+
 def _store(address: str) -> tuple[Any, str]:
     """The file system of an address, of which each process has its own, and the path in it."""
     from fsspec.core import url_to_fs  # takes 0.1 s, and most runs need none

@@ -319,6 +319,48 @@ def test_a_run_is_scored_and_infers_on_a_bucket(bucket, tmp_path):
     assert scores[0] == scores[1] and found[0] == found[1] and len(found[0]) > 1
 
 
+def test_a_file_is_written_whole_to_an_address(tmp_path, put):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "a.txt").write_text("before")
+    address = put(folder)
+    for name in ("a.txt", "new/b.txt"):
+        (tmp_path / "draft").write_text(name)
+        stores.put_file(tmp_path / "draft", f"{address}/{name}")
+        assert stores.local_file(f"{address}/{name}").read_text() == name
+    assert stores.list_folder(address) == {"a.txt": True, "new": False}
+    assert stores.list_folder(f"{address}/new") == {"b.txt": True}
+
+
+def test_what_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(OSError, match=f"file://{tmp_path}/file/a.txt cannot be written: "):
+        stores.put_file(tmp_path / "file", f"file://{tmp_path}/file/a.txt")
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_parts_are_written_to_a_store_and_merged_from_there(form, tmp_path, put):
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+    run = untrained_run(tmp_path)
+    images = put(run.data_dir / "val")
+    (tmp_path / "out").mkdir()
+    output = f"{put(tmp_path / 'out')}/results"
+    names = "".join(f"{images}/{n:06}.jpg\n" for n in range(4))
+    (tmp_path / "list.txt").write_text(names)
+    given = ["--workdir", run.workdir, f"--input=@{tmp_path}/list.txt", "--score_threshold=0"]
+    check_done(run_captured("infer", *given, "--output", tmp_path / "one", "--no_images"))
+    for shard in (0, 1, 1):
+        flags = ["--output", output, f"--shard={shard}/2", "--part_size=2", f"--part_format={form}"]
+        done = check_done(run_captured("infer", *given, *flags))
+    assert "0 were there" not in done.stderr
+    check_done(run_captured("infer", "--merge", output))
+    check_done(run_captured("infer", "--merge", output, "--output", tmp_path / "two"))
+    one = (tmp_path / "one" / "detections.json").read_bytes()
+    assert (tmp_path / "two" / "detections.json").read_bytes() == one
+    assert stores.local_file(f"{output}/detections.json").read_bytes() == one
+
+
 def test_weights_at_an_address_are_those_of_the_file(tmp_path, put):
     folder = tmp_path / "set"
     folder.mkdir()

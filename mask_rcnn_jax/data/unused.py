@@ -6,7 +6,9 @@ lost without a word.
 
 import io
 import itertools
+import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -96,13 +98,21 @@ def _tiff_header(file: BinaryIO) -> Header:
     return first._replace(pages=pages)
 
 
+@dataclass
+class _Named:
+    """Images that have something in common."""
+
+    first: str
+    count: int = 0
+
+
 class Unused:
     """Counts images that lose something. May be shared by threads."""
 
     def __init__(self) -> None:
-        self._names: list[str] = []
-        self._found: list[tuple[str, str]] = []
-        self._kinds: dict[tuple[int, int], list[str]] = {}  # by bits and bands
+        self._lock, self._total = threading.Lock(), 0
+        self._found: dict[str, _Named] = {}  # by what is lost
+        self._kinds: dict[tuple[int, int], _Named] = {}  # by bits and bands
 
     def add(self, name: str, file: BinaryIO | str, image: np.ndarray | None) -> None:
         """Look at an image: its file, or the path of it, and its pixels [H, W, 3] if decoded."""
@@ -114,38 +124,36 @@ class Unused:
                 return
         else:
             header = read_header(file)
-        self._names.append(name)
-        self._found += [(kind, name) for kind in header.lost]
-        self._kinds.setdefault((header.bits, header.bands), []).append(name)
-        if header.bits > 8 and image is not None and image.size and image.max() <= DIM:
-            self._found.append((DARK, name))
+        is_dark = header.bits > 8 and image is not None and image.size and image.max() <= DIM
+        with self._lock:
+            self._total += 1
+            for kind in [*header.lost, *([DARK] if is_dark else [])]:
+                self._found.setdefault(kind, _Named(name)).count += 1
+            self._kinds.setdefault((header.bits, header.bands), _Named(name)).count += 1
 
     def lines(self) -> list[str]:
         """Lines on parts that are not used, bits and bands that differ, and images nearly black."""
-        names = {kind: [name for k, name in self._found if k == kind] for kind in (*_TEXTS, DARK)}
-        total, lines = len(self._names), []
+        found, total, lines = self._found, self._total, []
         deepest = max((bits for bits, _ in self._kinds), default=8)
         listed = [
-            f"{text.format(bits=deepest)} in {len(names[kind])} (first: {names[kind][0]})"
+            f"{text.format(bits=deepest)} in {found[kind].count} (first: {found[kind].first})"
             for kind, text in _TEXTS.items()
-            if names[kind]
+            if kind in found
         ]
         if listed:
-            how = (
-                f"; {WITH_BANDS}" if any(names[kind] for kind in (PAGES, BANDS, GRAY, BITS)) else ""
-            )
+            how = "" if found.keys().isdisjoint((PAGES, BANDS, GRAY, BITS)) else f"; {WITH_BANDS}"
             lines.append(f"of {total} images, what is not used: {'; '.join(listed)}{how}")
-        if len(self._kinds) > 1 and (names[BITS] or names[BANDS]):
+        if len(self._kinds) > 1 and (BITS in found or BANDS in found):
             kinds = [
-                f"{bits} bits in up to {bands} bands in {len(found)} (first: {found[0]})"
-                for (bits, bands), found in sorted(self._kinds.items())
+                f"{bits} bits in up to {bands} bands in {some.count} (first: {some.first})"
+                for (bits, bands), some in sorted(self._kinds.items())
             ]
             lines.append(f"of {total} images, bits and bands differ: {'; '.join(kinds)}")
-        if dark := names[DARK]:
+        if dark := found.get(DARK):
             lines.append(
-                f"{len(dark)} of {total} images have 16 bits and use less than a quarter of their "
+                f"{dark.count} of {total} images have 16 bits and use less than a quarter of their "
                 f"range, so that they are nearly black in the 8 bits that are read (first: "
-                f"{dark[0]}); data.bands.scale stretches them, all by the same factor"
+                f"{dark.first}); data.bands.scale stretches them, all by the same factor"
             )
         return lines
 

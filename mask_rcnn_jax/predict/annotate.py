@@ -3,6 +3,7 @@
 Reading, inference, drawing and encoding run concurrently, each on different images.
 """
 
+import errno
 import json
 import os
 from collections import defaultdict
@@ -12,9 +13,10 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mask_rcnn_jax.data.unused import Unused
+from mask_rcnn_jax.images.decode import UndecodableImage
 from mask_rcnn_jax.predict.engines import UnfitImage
 from mask_rcnn_jax.predict.inputs import Input, read_image
 from mask_rcnn_jax.predict.large import check_kinds
@@ -33,32 +35,67 @@ FRAMES_AHEAD = 4
 # Videos that are read at a time, whatever the number of devices: each holds a decoder and an
 # encoder with some tens of frames of their own, and a few feed a device as well as many.
 MAX_OPEN_VIDEOS = 8
+OF_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
+T = TypeVar("T")
 
 
 def annotate_images(
     predictor: Predictor,
-    images: Sequence[Input],
+    images: Iterable[Input],
     folder: Path,
     files: ResultFiles,
-    drawing: Mapping[str, Any],
+    drawing: Mapping[str, Any] | None,
     on_error: Callable[[ValueError], None],
     unused: Unused | None = None,
 ) -> Generator[Records]:
     """Write an annotated copy of each image into a folder, and what `files` writes.
 
-    `drawing` are options of `Result.plot`. Yields what the lists of `files` are to hold, in order;
-    `image_id` is the 1-based position in `images`. The error of an image that cannot be decoded, or
-    lacks bands, is passed to `on_error`, and the image skipped. `unused` learns of what files hold
-    beyond the pixels that are used, where `data.bands` does not say what is.
+    `drawing` are options of `Result.plot`, None draws nothing. Yields what the lists of `files` are
+    to hold, in order; `image_id` is the 1-based position in `images`. Errors and `unused` are those
+    of `detect_images`.
     """
 
+    def write(result: Result, image: Input, number: int) -> Records:
+        if drawing is not None:
+            result.save(folder / image.target, **drawing)
+        return files.write(result, image, number)
+
+    def skip(number: int, image: Input, error: ValueError) -> None:
+        on_error(error)
+
+    numbered = enumerate(images, start=1)
+    return detect_images(predictor, numbered, write, skip, files.kinds, unused)
+
+
+def detect_images(
+    predictor: Predictor,
+    images: Iterable[tuple[int, Input]],
+    use: Callable[[Result, Input, int], T],
+    on_error: Callable[[int, Input, ValueError], None],
+    kinds: Sequence[str] = (),
+    unused: Unused | None = None,
+) -> Generator[T]:
+    """Yield what `use`, in threads, makes of each image's result, in order.
+
+    Args:
+        predictor: detects.
+        images: each with its number.
+        use: of the result, the image and its number.
+        on_error: is given an image that cannot be read, or lacks bands, and is skipped; before
+            anything that follows it is yielded.
+        kinds: of `infer --save`, some of which need all pixels of an image at once.
+        unused: learns of what files hold beyond the pixels that are used, where `data.bands` does
+            not say what is.
+
+    Raises OSError where not the image but the machine is at fault, such as a full disk.
+    """
     unused = unused or Unused()
 
-    def read(item: tuple[int, Input]) -> tuple[tuple, Prepared | ValueError]:
+    def read(item: tuple[int, Input]) -> tuple[tuple[int, Input], Prepared | ValueError]:
         source = item[1].source
         try:
             if large := predictor.prepare_large(source):
-                check_kinds(source, files.kinds)
+                check_kinds(source, kinds)
                 if not predictor.bands.names:
                     unused.add(str(item[1].name), source, None)
                 return item, large
@@ -71,25 +108,28 @@ def annotate_images(
             return item, UnfitImage(f"{source}: {error}")
         except ValueError as error:  # also UndecodableImage
             return item, error
+        except OSError as error:
+            if error.errno in OF_MACHINE:
+                raise
+            reason = f"{source}: {error.strerror}" if error.strerror else str(error)
+            return item, UndecodableImage(reason)
 
     def decodable(pool) -> Iterator[tuple[tuple, Prepared]]:
-        numbered = list(enumerate(images, start=1))
-        with closing(map_in_order(pool, read, numbered, THREADS + 1)) as prepared:
+        with closing(map_in_order(pool, read, images, THREADS + 1)) as prepared:
             for item, image in prepared:
                 if isinstance(image, ValueError):
-                    on_error(image)
+                    number, skipped = item
+                    on_error(number, skipped, image)
                 else:
                     yield item, image
 
-    def write(item: tuple[Any, Prepared, Any]) -> Records:
+    def used(item: tuple[Any, Prepared, Any]) -> T:
         (number, image), prepared, detections = item
-        result = predictor.result(prepared, detections, image.source)
-        result.save(folder / image.target, **drawing)
-        return files.write(result, image, number)
+        return use(predictor.result(prepared, detections, image.source), image, number)
 
     with ThreadPoolExecutor(THREADS) as pool, ThreadPoolExecutor(THREADS) as readers:
         with closing(predictor.stream(decodable(readers))) as detected:
-            yield from map_in_order(pool, write, detected, THREADS + 1)
+            yield from map_in_order(pool, used, detected, THREADS + 1)
 
 
 def annotate_videos(

@@ -135,12 +135,14 @@ class ExportedModel:
         run: function (images [B, H, W, C], image_sizes [B, 2]) -> `Detections`.
         original: (height, width) of an image before it is resized to `resized`, which may be
             rounded: it need not be resized to itself.
+        path: the file.
     """
 
     canvas: tuple[int, int]
     resized: tuple[int, int] | None
     run: Callable[[np.ndarray, np.ndarray], Detections]
     original: tuple[int, int] | None = None
+    path: Path | None = None
 
     def accepts(self, canvas: tuple, size: tuple) -> bool:
         return canvas == self.canvas and self.resized in (None, size)
@@ -225,4 +227,4 @@ def _load_model(
         run = loaders[engine]()
     except Exception as error:  # each package has errors of its own
         raise ValueError(f"{engine} cannot load {path}: {error}") from error
-    return ExportedModel(canvas, resized, run, original)
+    return ExportedModel(canvas, resized, run, original, path)

@@ -37,7 +37,7 @@ class Input(NamedTuple):
     """
 
     source: str  # a file, a device or a web address
-    name: PurePosixPath  # unique among the images, and among the videos
+    name: PurePosixPath | str  # unique among the images, and among the videos; in lists as written
     target: PurePosixPath  # of the annotated copy, below --output; unique without its suffix
     public_only: bool = False  # whether it is read from public addresses alone
 
@@ -69,7 +69,8 @@ def find_inputs(
         found = list(_find(item, output, bands))
         if not found:
             suffixes = ", ".join(_endings(bands) + VIDEO_SUFFIXES)
-            raise ValueError(f"--input {item}: no images or videos found ({suffixes})")
+            hint = f"; @{item} takes a list of paths" if item.lower().endswith(".txt") else ""
+            raise ValueError(f"--input {item}: no images or videos found ({suffixes}){hint}")
         for source, name in found:
             place = source if "://" in source else os.path.abspath(source)
             if place not in seen:
@@ -81,7 +82,7 @@ def find_inputs(
         raise ValueError(f"{next(iter(videos))} is a video, of 8-bit red, green, blue; {seen_by}")
     found_images = _named(images, public_only)
     found_videos = _named(videos, public_only, ".mp4")
-    _check_overwrite([*found_images, *found_videos], output)
+    check_overwrite([*found_images, *found_videos], output)
     return found_images, found_videos
 
 
@@ -89,6 +90,8 @@ def read_image(
     source: str, public_only: bool = False, bands: Bands = RGB_FILES, upright: bool = True
 ) -> np.ndarray:
     """Read a file or a web address; the rest and errors as for `pixels.read_pixels`."""
+    if public_only and stores.is_store(source):
+        raise UndecodableImage(f"{source}: a store, whose address is not checked to be public")
     if "://" not in source or stores.is_store(source):
         return read_pixels(source, bands, upright)
     try:
@@ -208,12 +211,17 @@ def _named(found: dict[str, PurePosixPath], public_only: bool, suffix: str = "")
     stems: set[str] = set()
     inputs = []
     for source, name in found.items():
-        ending = suffix or (".png" if name.suffix.lower() == ".png" else ".jpg")
-        target = _unique(name.with_suffix(""), "", stems)
-        target = target.with_name(target.name + ending)
+        target = unique_target(name, stems, suffix)
         unique = _unique(name.with_suffix(""), name.suffix, names)
         inputs.append(Input(source, unique, target, public_only))
     return inputs
+
+
+def unique_target(name: PurePosixPath, stems: set[str], suffix: str = "") -> PurePosixPath:
+    """Return where a drawing goes, whose stem is not in `stems`; it is added."""
+    ending = suffix or (".png" if name.suffix.lower() == ".png" else ".jpg")
+    target = _unique(name.with_suffix(""), "", stems)
+    return target.with_name(target.name + ending)
 
 
 def _unique(stem: PurePosixPath, suffix: str, taken: set[str]) -> PurePosixPath:
@@ -229,9 +237,14 @@ def _unique(stem: PurePosixPath, suffix: str, taken: set[str]) -> PurePosixPath:
     return unique
 
 
-def _check_overwrite(inputs: Sequence[Input], output: Path) -> None:
-    sources = {Path(one.source).resolve() for one in inputs if "://" not in one.source}
-    overwritten = sources & {(output / one.target).resolve() for one in inputs}
+def check_overwrite(inputs: Iterable[Input], output: Path) -> None:
+    """Raise ValueError if the drawing of an image or a video would replace an input."""
+    sources, targets = set[Path](), set[Path]()
+    for one in inputs:
+        targets.add((output / one.target).resolve())
+        if "://" not in one.source:
+            sources.add(Path(one.source).resolve())
+    overwritten = sources & targets
     if overwritten:
         raise ValueError(
             f"--output {output} would overwrite {len(overwritten)} files of --input, such as "

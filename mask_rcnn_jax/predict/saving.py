@@ -4,7 +4,7 @@ import csv
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -99,7 +99,7 @@ def write_labelme(result: Result, folder: Path, name: PurePosixPath) -> None:
     target.with_suffix(".json").write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
-def label_studio_task(result: Result, name: PurePosixPath) -> dict[str, Any]:
+def label_studio_task(result: Result, name: PurePosixPath | str) -> dict[str, Any]:
     """Return a Label Studio task with predictions, polygons in percent.
 
     `data.image` is the path below its local storage; the label config has an <Image name="image">
@@ -124,6 +124,12 @@ def label_studio_task(result: Result, name: PurePosixPath) -> dict[str, Any]:
     prediction = {"model_version": "mask_rcnn_jax", "score": round(mean, 4), "result": found}
     image = f"/data/local-files/?d={quote(os.fsencode(name))}"
     return {"data": {"image": image}, "predictions": [prediction]}
+
+
+def named_results(result: Result, number: int) -> list[dict[str, Any]]:
+    """Return the COCO results of an image with this id, each with its `category` first."""
+    named = zip(result.names, result.to_coco(number), strict=True)
+    return [{"category": name, **entry} for name, entry in named]
 
 
 def csv_row(entry: Mapping[str, Any]) -> list[Any]:
@@ -156,7 +162,7 @@ WRITTEN = ".written"  # digests of labels as they were written, a line each
 
 
 def check_replaced(
-    sources: Sequence[str], images: Sequence[Input], folder: Path, kinds: Sequence[str]
+    sources: Iterable[str], images: Iterable[Input], folder: Path, kinds: Sequence[str]
 ) -> None:
     """Raise ValueError if some `kinds` would replace an input, or labels of another origin, or need
     a package that is missing.
@@ -165,8 +171,10 @@ def check_replaced(
     """
     if "label_images" in kinds:
         import_tifffile()
+    if not per_image(kinds):
+        return
     found = [Path(source).resolve() for source in sources if "://" not in source]
-    for kind in _per_image(kinds):
+    for kind in per_image(kinds):
         place = folder / FOLDERS[kind]
         inside = [path for path in found if path.is_relative_to(place.resolve())]
         if inside:
@@ -184,7 +192,8 @@ def check_replaced(
         )
 
 
-def _per_image(kinds: Sequence[str]) -> list[str]:
+def per_image(kinds: Sequence[str]) -> list[str]:
+    """Those of the kinds that have files for each image."""
     return [kind for kind in WRITERS if kind in kinds]
 
 
@@ -239,15 +248,13 @@ class ResultFiles:
 
         May be called from several threads.
         """
-        for kind in _per_image(self.kinds):
+        for kind in per_image(self.kinds):
             WRITERS[kind](result, self._folder, image.target)
         if self._written:
             for path in _label_files(self._folder, image.target, self.kinds):
                 self._written.write(f"{_digest(path, self._folder)}\n".encode())
-        named = zip(result.names, result.to_coco(number), strict=True)
-        entries = [
-            {"file_name": str(image.name), "category": name, **entry} for name, entry in named
-        ]
+        named = {"file_name": str(image.name)}
+        entries = [named | entry for entry in named_results(result, number)]
         task = label_studio_task(result, image.name) if self._tasks else None
         regions = region_rows(result, str(image.name)) if self._regions else None
         return Records(entries, task, regions)
@@ -273,8 +280,8 @@ class ResultFiles:
         how: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
         return csv.writer(self._opened.enter_context(open(self._folder / name, "w", **how)))
 
-    def _list(self, name: str) -> "_JsonList":
-        return self._opened.enter_context(closing(_JsonList(self._folder / name)))
+    def _list(self, name: str) -> "JsonList":
+        return self._opened.enter_context(closing(JsonList(self._folder / name)))
 
     def __enter__(self) -> "ResultFiles":
         return self
@@ -283,7 +290,7 @@ class ResultFiles:
         self._opened.close()
 
 
-class _JsonList:
+class JsonList:
     """A json file with a list, one entry a line, which `close` makes valid."""
 
     def __init__(self, path: Path):

@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter
 from dataclasses import replace
+from pathlib import PurePosixPath
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.data.views import scaled_options
 from mask_rcnn_jax.images.decode import decode_image, upright_size
+from mask_rcnn_jax.predict.inputs import Input
 
 EDGE = ExampleOptions((800, 1333), "shortest_edge", 1)
 FIT = ExampleOptions((832, 1344), "fit", 1)
@@ -156,7 +158,9 @@ def test_infer_reads_sizes_from_headers(most_headers, tmp_path, monkeypatch):
     paths = [str(tmp_path / f"{number}.png") for number in range(8)]
     for path in paths:
         Image.new("RGB", (64, 48)).save(path)
-    recipe, some = load_config("coco_torchvision"), [*paths[:4], "https://example.org/a.jpg"]
-    assert infer._with_canvases(recipe, some, 1) == recipe
-    recipe = infer._with_canvases(recipe, [*paths, "absent.png"], 1)
+    place = PurePosixPath("a.png")
+    images = [Input(path, place, place) for path in [*paths, "absent.png"]]
+    recipe, web = load_config("coco_torchvision"), Input("https://example.org/a.jpg", place, place)
+    assert infer._with_canvases(recipe, [*images[:4], web], 1) == recipe
+    recipe = infer._with_canvases(recipe, images, 1)
     assert recipe.data.canvases == ((832, 1088),)
