@@ -1,4 +1,4 @@
-"""Take what k8s-jobset.yaml uses from the published schema of JobSet, and check a file against it.
+"""Take what the files for Kubernetes use from the schema of JobSet, and check a file against it.
 
     python -m tests.launch.jobset_schema CRD.yaml > tests/launch/jobset_schema.json
 
@@ -13,7 +13,8 @@ from pathlib import Path
 
 import yaml
 
-JOBSET = Path(__file__).resolve().parents[2] / "launch" / "k8s-jobset.yaml"
+LAUNCH = Path(__file__).resolve().parents[2] / "launch"
+JOBSET, JOB = LAUNCH / "k8s-jobset.yaml", LAUNCH / "k8s-indexed-job.yaml"
 SCHEMA = Path(__file__).with_name("jobset_schema.json")
 KEPT = ("type", "enum", "required", "pattern", "x-kubernetes-int-or-string")
 SOURCE = "From kubernetes-sigs/jobset v0.12.0 (CRD v1alpha2, with Kubernetes' JobSpec), Apache-2.0"
@@ -50,6 +51,13 @@ def errors(value, schema: dict, path: str = "") -> list[str]:
     return found
 
 
+def with_job(job: dict) -> dict:
+    """A JobSet whose only job is a Job, which the schema of JobSet takes in."""
+    inside = [{"name": "job", "replicas": 1, "template": {"spec": job["spec"]}}]
+    kind = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet"}
+    return {**kind, "metadata": job["metadata"], "spec": {"replicatedJobs": inside}}
+
+
 def prune(schema: dict, values: list) -> dict:
     """The part of a schema that these values use; of their other entries only the names."""
     kept = {name: schema[name] for name in KEPT if name in schema}
@@ -75,7 +83,8 @@ def prune(schema: dict, values: list) -> dict:
 def main(crd: str) -> None:
     versions = yaml.safe_load(Path(crd).read_text())["spec"]["versions"]
     (schema,) = (v["schema"]["openAPIV3Schema"] for v in versions if v["name"] == "v1alpha2")
-    pruned = prune(schema, [yaml.safe_load(JOBSET.read_text())])
+    jobset, job = (yaml.safe_load(path.read_text()) for path in (JOBSET, JOB))
+    pruned = prune(schema, [jobset, with_job(job)])
     print(json.dumps({"$comment": SOURCE, **pruned}, indent=1))
 
 
