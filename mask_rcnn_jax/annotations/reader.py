@@ -167,7 +167,7 @@ def open_annotation_file(path: str | os.PathLike) -> bytes:
 
 def read_json(path: str | os.PathLike) -> Any:
     """The content of a JSON file; ValueError if it is not one."""
-    return _parse(read_regular(stores.local_file(path)), path)
+    return _parse(read_regular(path if place_of(path) else stores.local_file(path)), path)
 
 
 def _parse(text: bytes, path: str | os.PathLike) -> Any:

@@ -23,8 +23,10 @@ from mask_rcnn_jax.formats.split_parts import split_parts
 from mask_rcnn_jax.formats.supervisely import read_supervisely
 from mask_rcnn_jax.formats.via import read_via
 from mask_rcnn_jax.formats.voc import read_voc
+from mask_rcnn_jax.formats.webdataset import read_webdataset
 from mask_rcnn_jax.formats.yolo import read_yolo
 from mask_rcnn_jax.images.decode import endings, is_image_name
+from mask_rcnn_jax.tars.patterns import are_tars
 
 # Endings of files that are no surprise among images.
 ANNOTATIONS = (
@@ -65,6 +67,7 @@ READERS: dict[str, Reader] = {
     "datumaro": read_datumaro,
     "supervisely": read_supervisely,
     "geo": read_geo,
+    "webdataset": read_webdataset,
 }
 
 
@@ -92,7 +95,7 @@ def convert(
     Raises:
         OSError, ValueError: naming the file, if it cannot be read or is inconsistent.
     """
-    if not source.exists():
+    if not (source.exists() or are_tars(source)):
         raise FileNotFoundError(f"no file or folder {str(source)!r}, expected {kind} annotations")
     found = READERS[kind](source, image_dir, options)
     if options.split_parts:

@@ -47,7 +47,7 @@ def expand(tars: str) -> list[str]:
         if not tar.lower().endswith(".tar"):
             raise ValueError(f"{tar}: {of_compressed('')}")
     if not found:
-        raise FileNotFoundError(f"no tar matches {tars}")
+        raise FileNotFoundError(f"no file matches {tars}, expected tars")
     return found
 
 

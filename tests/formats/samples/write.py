@@ -2,17 +2,19 @@
 
 NAME is `supervision` (0.31.2, for yolo and voc_xml), `datumaro` (1.13.12, for datumaro, cvat and
 voc), `fiftyone` (1.22.1, for cvat_video), `labelstudio` (label-studio-sdk 2.1.2), `labelme`
-(6.3.1), `cityscapes` (cityscapesScripts 2.3.0), `skimage` (0.26.0, for label_images) or
-`supervisely` (6.74.51).
+(6.3.1), `cityscapes` (cityscapesScripts 2.3.0), `skimage` (0.26.0, for label_images),
+`supervisely` (6.74.51), `webdataset` (1.0.2) or `rfdetr` (1.11.2).
 """
 
 import json
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from pycocotools import mask as maskUtils
 
 from tests.formats.samples import scene
 
@@ -170,6 +172,50 @@ def write_with_supervisely() -> None:
         (folder / f"{name}.png.json").write_text(json.dumps(content))
 
 
+def coco_objects(objects: list) -> list[dict]:
+    """What COCO has of the objects of an image; category 5 is the first class, 6 the second."""
+    found = []
+    for label, mask, polygon in objects:
+        code = maskUtils.encode(np.asfortranarray(mask, np.uint8))
+        box = maskUtils.toBbox(code).tolist()
+        entry = {"category_id": scene.CLASSES.index(label) + 5, "bbox": box, "iscrowd": 0}
+        code["counts"] = code["counts"].decode()
+        found.append(entry | {"segmentation": code if polygon is None else [polygon]})
+    return found
+
+
+def write_with_webdataset() -> None:
+    import webdataset as wds
+
+    (HERE / "webdataset").mkdir(exist_ok=True)
+    pattern = str(HERE / "webdataset" / "set-%06d.tar")
+    with wds.ShardWriter(pattern, maxcount=1, mtime=0) as writer:
+        for name, objects in scene.objects().items():
+            shapes = coco_objects(objects)
+            for shape in shapes:
+                shape["category"] = scene.CLASSES[shape.pop("category_id") - 5]
+            png = (HERE / "images" / f"{name}.png").read_bytes()
+            writer.write({"__key__": name, "png": png, "json": {"annotations": shapes}})
+
+
+def write_with_rfdetr() -> None:
+    from rfdetr.datasets.webdataset import pack_coco_to_shards
+
+    images, annotations = [], []
+    for place, (name, objects) in enumerate(scene.objects().items(), start=3):
+        height, width = scene.SIZES[name]
+        images.append({"id": place, "file_name": f"{name}.png", "height": height, "width": width})
+        annotations += [shape | {"image_id": place} for shape in coco_objects(objects)]
+    for number, entry in enumerate(annotations):
+        entry |= {"id": number, "area": entry["bbox"][2] * entry["bbox"][3]}
+    categories = [{"id": n, "name": name} for n, name in enumerate(scene.CLASSES, start=5)]
+    content = {"images": images, "annotations": annotations, "categories": categories}
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(content, file)
+        file.flush()
+        pack_coco_to_shards(HERE / "images", file.name, HERE / "rfdetr", max_shard_bytes=1)
+
+
 def write_with_fiftyone() -> None:
     """It writes every frame that shows an object, and the frame after each."""
     import fiftyone as fo
@@ -197,4 +243,5 @@ if __name__ == "__main__":
     writers |= {"fiftyone": write_with_fiftyone, "labelstudio": write_with_label_studio}
     writers |= {"labelme": write_with_labelme, "cityscapes": write_with_cityscapes}
     writers |= {"skimage": write_with_skimage, "supervisely": write_with_supervisely}
+    writers |= {"webdataset": write_with_webdataset, "rfdetr": write_with_rfdetr}
     writers[sys.argv[1]]()
