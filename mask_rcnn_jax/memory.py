@@ -32,6 +32,11 @@ def available_bytes(device: Any) -> int | None:
         stats = device.memory_stats() or {}
         limit = stats.get("bytes_limit")
         return limit and limit - stats.get("bytes_in_use", 0)
+    return available_host_bytes()
+
+
+def available_host_bytes() -> int | None:
+    """Return what is free in the machine and container; None where that is not known."""
     found = []
     with suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -4,6 +4,7 @@
     python -m mask_rcnn_jax.serve --workdir runs/quickstart --host 0.0.0.0 --port 8080
     python -m mask_rcnn_jax.serve --weights maskrcnn_resnet50_fpn_coco
     python -m mask_rcnn_jax.serve --artifact out/onnx --engine openvino
+    python -m mask_rcnn_jax.serve --workdir runs/quickstart --workers 4
 
     curl --data-binary @photo.jpg -H 'Content-Type: image/jpeg' 'http://127.0.0.1:8000/detect'
 
@@ -25,8 +26,10 @@ from mask_rcnn_jax.predict.loading import (
 )
 from mask_rcnn_jax.predict.predictor import Predictor
 from mask_rcnn_jax.recipe.recipe import Recipe
+from mask_rcnn_jax.serving import workers
 from mask_rcnn_jax.serving.server import Server
 from mask_rcnn_jax.serving.service import Limits, Service
+from mask_rcnn_jax.serving.supervisor import supervise
 from mask_rcnn_jax.weights.restore import restore
 
 MAX_MEGAPIXELS = 178  # what `images.decode` decodes
@@ -35,27 +38,28 @@ MAX_MEGAPIXELS = 178  # what `images.decode` decodes
 def serve(
     recipe: Recipe | None,
     weights: str | Exported,
-    host: str,
-    port: int,
+    server: Server,
     score_threshold: float,
     batch_size: int,
     limits: Limits,
+    worker: workers.Worker | None = None,
     accept_mismatch: bool = False,
 ) -> None:
     """Serve a model until SIGTERM or Ctrl-C; arguments as the flags, or an exported model."""
-    with Server(host, port) as server:  # an address that is taken is said before all other work
-        if isinstance(weights, Exported):
-            size = batch_size or weights.batch or default_batch_size()
-            predictor = load_predictor(weights, score_threshold, size, recipe=recipe)
-        else:
-            recipe, variables, categories, _ = restore(
-                recipe, weights, accept_mismatch=accept_mismatch
-            )
-            recipe = recipe.with_score_threshold(score_threshold)
-            size = batch_size or default_batch_size()
-            predictor = Predictor(recipe, variables, size, categories, split_partial=True)
-        logging.info("compiling for batches of %d", predictor.images_at_once)
+    if isinstance(weights, Exported):
+        size = batch_size or weights.batch or default_batch_size()
+        predictor = load_predictor(weights, score_threshold, size, recipe=recipe)
+    else:
+        recipe, variables, categories, _ = restore(recipe, weights, accept_mismatch=accept_mismatch)
+        recipe = recipe.with_score_threshold(score_threshold)
+        size = batch_size or default_batch_size()
+        predictor = Predictor(recipe, variables, size, categories, split_partial=True)
+    logging.info("compiling for batches of %d", predictor.images_at_once)
+    if worker is None:
         server.run(Service(predictor, limits))
+    else:
+        counts = workers.open_counts(worker.counts, worker.total)
+        server.run(Service(predictor, limits, counts, worker.number), worker.supervisor)
 
 
 def _define_flags() -> None:
@@ -66,6 +70,7 @@ def _define_flags() -> None:
     cli.define_exported()
     flags.DEFINE_string("host", "127.0.0.1", "Name or address of this machine to listen on.")
     flags.DEFINE_integer("port", 8000, "Port; 0 picks a free one.", 0, 65535)
+    flags.DEFINE_integer("workers", 1, "Processes, with their share of CPUs or GPUs each.", 1)
     flags.DEFINE_float("score_threshold", 0.05, "Never return lower scores.", 0.0, 1.0)
     flags.DEFINE_integer(
         "batch_size", 0, "Images at a time on each device; 0: 1 on CPU, else 8.", 0
@@ -77,19 +82,30 @@ def _define_flags() -> None:
     flags.DEFINE_integer("max_megapixels", 64, "Largest image.", 1, MAX_MEGAPIXELS)
 
 
+def _supervises() -> bool:
+    return flags.FLAGS.workers > 1 and not workers.is_one()
+
+
 def main(_: Sequence[str]) -> None:
-    FLAGS = flags.FLAGS
-    weights, threshold = given_model("serve"), FLAGS.score_threshold
-    limits = Limits(
-        waiting=FLAGS.max_waiting,
-        delay=FLAGS.batch_wait_ms / 1000,
-        content=FLAGS.max_megabytes << 20,
-        receiving=FLAGS.max_receiving_megabytes << 20,
-        pixels=FLAGS.max_megapixels * 1_000_000,
-    )
-    given = FLAGS.host, FLAGS.port, threshold, FLAGS.batch_size, limits
-    serve(cli.given_recipe(), weights, *given, accept_mismatch=FLAGS.accept_mismatch)
+    FLAGS, supervises, worker = flags.FLAGS, _supervises(), workers.given()
+    if worker and worker.number:
+        logging.set_verbosity(logging.WARNING)  # the first one says the same
+    # An address that is taken is said before all other work.
+    with Server(FLAGS.host, FLAGS.port, worker and worker.listener) as server:
+        if supervises:
+            supervise(server, workers.divide(FLAGS.workers))
+            return
+        weights = given_model("serve")
+        limits = Limits(
+            waiting=FLAGS.max_waiting,
+            delay=FLAGS.batch_wait_ms / 1000,
+            content=FLAGS.max_megabytes << 20,
+            receiving=FLAGS.max_receiving_megabytes << 20,
+            pixels=FLAGS.max_megapixels * 1_000_000,
+        )
+        given = server, FLAGS.score_threshold, FLAGS.batch_size, limits, worker
+        serve(cli.given_recipe(), weights, *given, accept_mismatch=FLAGS.accept_mismatch)
 
 
 if __name__ == "__main__":
-    cli.run(main, _define_flags)
+    cli.run(main, _define_flags, delegates=_supervises)

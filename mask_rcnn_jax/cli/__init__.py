@@ -80,6 +80,7 @@ def run(
     *,
     positional: bool = False,
     store_output: bool = False,
+    delegates: Callable[[], bool] = lambda: False,
 ) -> None:
     """Parse the flags, run `main(positional arguments)` and leave with its exit code.
 
@@ -93,6 +94,7 @@ def run(
             "ACTION:" belongs to the action of that name; `ACTION --help` shows no other.
         positional: whether the command takes positional arguments.
         store_output: whether `--output` may be the address of an object store.
+        delegates: whether other processes compute, and this one leaves the devices to them.
     """
     others = set(flags.FLAGS)
     define_flags()
@@ -107,7 +109,7 @@ def run(
             print(_help(main, groups or {"flags": own}, sys.argv))
             return
         in_store = ("workdir", "output") if store_output else ("workdir",)
-        _run(main, debug, positional, in_store)
+        _run(main, debug, positional, in_store, delegates)
 
 
 def _run(
@@ -115,6 +117,7 @@ def _run(
     debug: bool,
     takes_positional: bool,
     in_store: Sequence[str],
+    delegates: Callable[[], bool],
 ) -> None:
     global _process_index, _process_count
     sys.unraisablehook = _print_unraisable
@@ -142,7 +145,8 @@ def _run(
             choose_platform(flags.FLAGS.platform)
             _choose_compile_cache(flags.FLAGS.compile_cache)
             _process_index, _process_count = join_processes()
-            check_platform(flags.FLAGS.platform)
+            if not delegates():
+                check_platform(flags.FLAGS.platform)
             main(positional)
     except KeyboardInterrupt:
         _fail("interrupted", interrupts.EXIT_CODE)

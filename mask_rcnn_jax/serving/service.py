@@ -3,7 +3,6 @@
 import io
 import json
 import math
-import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
@@ -22,12 +21,15 @@ from mask_rcnn_jax.images.decode import UndecodableImage, header_size, upright_s
 from mask_rcnn_jax.images.headers import FORMATS, is_heic
 from mask_rcnn_jax.images.opening import has_raster_head
 from mask_rcnn_jax.images.raster import ImageTooLarge
+from mask_rcnn_jax.memory import peak_rss_mb
 from mask_rcnn_jax.predict.batches import PreparedImage
 from mask_rcnn_jax.predict.outlines import outer_parts
 from mask_rcnn_jax.predict.predictor import Predictor, Prepared
+from mask_rcnn_jax.predict.programs import usable_cpus
 from mask_rcnn_jax.predict.result import Result
 from mask_rcnn_jax.report.error_images import data_uri
 from mask_rcnn_jax.serving.batching import Batcher
+from mask_rcnn_jax.serving.workers import COUNTS
 
 MASKS = ("rle", "polygons", "outlines", "none")
 SCORE_THRESHOLD = 0.5  # of a request that names none
@@ -97,9 +99,19 @@ class Service:
 
     Creating it compiles the predictor's programs, so that no request waits for that; ValueError for
     a predictor with tiles. `close` ends its thread once no request is at work.
+
+    Args:
+        counts: COUNTS of this and of all other workers; there are none if unset.
+        index: of this one in them.
     """
 
-    def __init__(self, predictor: Predictor, limits: Limits = Limits()):
+    def __init__(
+        self,
+        predictor: Predictor,
+        limits: Limits = Limits(),
+        counts: np.ndarray | None = None,
+        index: int = 0,
+    ):
         if predictor.tiles is not None:
             raise ValueError("the predictor cuts images into tiles, which cannot be served")
         self.limits = limits
@@ -120,12 +132,28 @@ class Service:
         }
         self._batcher = Batcher(predictor, limits.delay)
         # Only here an image has all its pixels, which may take more memory than anything else.
-        self._decoders = threading.BoundedSemaphore(min(4, os.cpu_count() or 1))
+        self._decoders = threading.BoundedSemaphore(min(4, usable_cpus()))
         self._lock = threading.Lock()
-        self._waiting = self._answered = 0  # images
+        self._counts = np.zeros(1, COUNTS) if counts is None else counts
+        self._own = self._counts[index]
+        self._own["megabytes"], self._own["ready"] = round(peak_rss_mb()), 1
 
     def close(self) -> None:
         self._batcher.close()
+
+    def count_connections(self, count: int) -> None:
+        """Tell the other workers how many connections this one has."""
+        self._own["connections"] = count
+
+    def has_more_connections(self) -> bool:
+        """Whether another worker that is ready has fewer."""
+        ready = self._counts["connections"][self._counts["ready"] > 0]
+        return bool((ready < self._own["connections"]).any())
+
+    @property
+    def _waiting(self) -> int:
+        """Images at work here."""
+        return int(self._own["waiting"])
 
     def check(self, method: str, path: str, content_type: str) -> None:
         """Refuse a request by its head, before its body is read."""
@@ -149,8 +177,9 @@ class Service:
         if path == "/model":
             return _json(self._model)
         if path == "/health":
-            counts = {"waiting": self._waiting, "answered": self._answered}
-            return _json({"status": "ready", **counts})
+            counts = {name: int(self._counts[name].sum()) for name in ("waiting", "answered")}
+            workers = int(self._counts["ready"].sum())
+            return _json({"status": "ready", **counts, "workers": workers})
         return _json(self.detect(request, query))
 
     def detect(self, request: Request, query: str) -> dict[str, Any]:
@@ -182,15 +211,15 @@ class Service:
         """Hold one of the places for images; count the image if it is answered."""
         with self._lock:
             self._check_places()
-            self._waiting += 1
+            self._own["waiting"] += 1
         answered = False
         try:
             yield
             answered = True
         finally:
             with self._lock:
-                self._waiting -= 1
-                self._answered += answered
+                self._own["waiting"] -= 1
+                self._own["answered"] += answered
 
     def _check_places(self) -> None:
         if self._waiting >= self.limits.waiting:

@@ -83,8 +83,8 @@ def error_of(response) -> str:
     return content["error"]
 
 
-def wait_until(condition) -> None:
-    end = time.monotonic() + TIMEOUT
+def wait_until(condition, seconds=TIMEOUT) -> None:
+    end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
