@@ -33,6 +33,7 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 
 # share_compiled [FLAG ...]: keep compiled programs beside the workdir, which all machines and all
 # restarts see. Each would compile, and time algorithms, anew: a pod has no home folder of before.
+# A workdir in an object store has no folder beside it.
 share_compiled() {
   local argument workdir='' previous=''
   for argument in "$@"; do
@@ -40,7 +41,7 @@ share_compiled() {
     case $argument in --workdir=*) workdir=${argument#*=} ;; esac
     previous=$argument
   done
-  [ -n "$workdir" ] || return 0
+  [[ -n $workdir && $workdir != *://* ]] || return 0
   [[ $workdir = /* ]] || workdir=$PWD/$workdir
   export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$(dirname "$workdir")/compiled}"
 }

@@ -161,6 +161,7 @@ def compiled(tmp_path, monkeypatch) -> dict:
         (["--workdir=runs/a"], {}, "HERE/runs/compiled"),
         (["--workdir=/w/a"], {"JAX_COMPILATION_CACHE_DIR": "/mine"}, "/mine"),
         ([], {}, "unset"),
+        (["--workdir=s3://bucket/runs/a"], {}, "unset"),
     ],
 )
 def test_machines_share_what_is_compiled(
