@@ -43,6 +43,11 @@ def find_damage(folder: Path) -> str | None:
     return f"{FILE_NAME} is cut off" if lines[-1] or len(lines) == 1 else None
 
 
+def line_of(name: str, digest: str) -> str:
+    """A line of such a list."""
+    return f"{digest}  {name}\n"
+
+
 def flush_folder(folder: Path) -> None:
     """Have the names in a folder on the disk."""
     _flush_to_disk(folder)
@@ -62,7 +67,7 @@ def _raise(error: OSError) -> None:
 
 def _line(name: str, path: Path) -> bytes:
     with open(path, "rb") as file:
-        return f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}\n".encode()
+        return line_of(name, hashlib.file_digest(file, "sha256").hexdigest()).encode()
 
 
 def _flush_to_disk(path: Path) -> None:

@@ -16,6 +16,7 @@ from mask_rcnn_jax.config import named_code, read_workdir
 from mask_rcnn_jax.terminal.safe_text import printable
 from mask_rcnn_jax.version import __version__
 from mask_rcnn_jax.weights.checksums import FILE_NAME as SUMS
+from mask_rcnn_jax.weights.checksums import line_of
 
 if TYPE_CHECKING:  # imports JAX
     from mask_rcnn_jax.recipe.recipe import Recipe
@@ -111,5 +112,5 @@ def own_code(recipe: "Recipe") -> dict[str, str]:
 
 
 def _sums(files: Mapping[str, bytes]) -> bytes:
-    lines = (f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items())
+    lines = (line_of(name, hashlib.sha256(data).hexdigest()) for name, data in files.items())
     return "".join(lines).encode()
