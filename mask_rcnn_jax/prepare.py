@@ -129,8 +129,8 @@ def generate_cells() -> None:
 
 
 def prepare_weights(name: str) -> None:
-    """Download public weights by name into --data_dir, unless they are there."""
-    print(published.fetch(name, FLAGS.data_dir))
+    """Download public weights by name into --data_dir, unless they are there, or copy some."""
+    print(published.put(name, FLAGS.data_dir))
 
 
 def prepare_coco2017() -> None:

@@ -4,6 +4,7 @@ import difflib
 import hashlib
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -247,6 +248,20 @@ def is_nearly_name(weights: str | os.PathLike) -> bool:
 
 def _close_names(name: str) -> list[str]:
     return difflib.get_close_matches(name, names(), 1)
+
+
+def put(name: str, folder: str | os.PathLike) -> Path:
+    """Return the file of `fetch` in the folder, into which one that ships is copied with its
+    manifest, the names of its classes. Errors are those of `fetch`."""
+    found = fetch(name, folder)
+    if name not in SHIPPED:
+        return found
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for file in SHIPPED_FOLDER.glob(f"{name}.*"):
+        draft = Path(folder) / f"{file.name}.tmp"
+        shutil.copyfile(file, draft)
+        os.replace(draft, draft.with_suffix(""))
+    return Path(folder) / found.name
 
 
 def fetch(

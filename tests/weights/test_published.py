@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from mask_rcnn_jax.weights.published import (
     is_nearly_name,
     names,
 )
+from mask_rcnn_jax.weights.saved_model import saved_categories
 from tests.formats.file_server import running
 
 CONTENT = b"weights"
@@ -42,6 +44,16 @@ def test_a_name_is_fetched_once(some, tmp_path):
     assert path == tmp_path / "home" / "some.pth" and path.read_bytes() == CONTENT
     some.files.clear()
     assert find("some") == path
+
+
+def test_weights_that_ship_are_copied_with_the_names_of_their_classes(tmp_path):
+    (name,) = published.SHIPPED
+    for _ in range(2):
+        found = published.put(name, tmp_path / "weights")
+    assert found == tmp_path / "weights" / f"{name}.safetensors"
+    assert found.read_bytes() == Path(published.find(name)).read_bytes()
+    assert saved_categories(found) == [{"id": 1, "name": "nucleus"}]
+    assert len(list(found.parent.iterdir())) == 2
 
 
 def test_what_exists_under_a_name_is_preferred(some, tmp_path, monkeypatch):
