@@ -22,6 +22,11 @@ SILENCE = 60.0  # seconds that a web server may send nothing; a file may take as
 _LEFT = 86_400.0  # seconds after which a part of a file is that of a process that was killed
 _ADDRESS = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has one slash
 _INSTALL = "pip install 'mask-rcnn-jax[stores]'"
+# Variables that name another server for the same addresses, which has other files.
+_SERVERS = (
+    *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "FSSPEC_S3_ENDPOINT_URL"),
+    *("FSSPEC_GCS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST"),
+)
 # Where stores say that a file has changed.
 _CHANGES = (
     "size ETag etag LastModified last_modified Last-Modified mtime updated generation".split()
@@ -192,7 +197,8 @@ def _written(path: str | os.PathLike) -> str:
 
 
 def _name(address: str) -> str:
-    return hashlib.sha256(address.encode()).hexdigest()
+    servers = [f"{name}={os.environ[name]}" for name in _SERVERS if os.environ.get(name)]
+    return hashlib.sha256(" ".join([address, *servers]).encode()).hexdigest()
 
 
 def _place(address: str, version: str = "") -> Path:

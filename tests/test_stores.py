@@ -150,6 +150,21 @@ def test_check_decodes_the_images_of_an_address(tmp_path, put):
     assert len(problems) == 2 and f"'3.png' is listed but not in {address}" in problems[0]
 
 
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST"])
+def test_another_server_has_other_files_under_the_same_address(variable, tmp_path, monkeypatch):
+    """As a bucket of tests and one of production, both called `data`."""
+    address = f"file://{tmp_path}/a.png"
+    for content in (b"first", b"second"):
+        (tmp_path / "a.png").write_bytes(content)
+        monkeypatch.setenv(variable, f"http://{content.decode()}")
+        for _ in range(2):
+            with stores.open_file(address) as file:
+                assert file.read() == content
+    monkeypatch.setenv(variable, "http://first")
+    with stores.open_file(address) as file:
+        assert file.read() == b"first"
+
+
 def test_a_full_disk_keeps_no_image(tmp_path, put, monkeypatch):
     folder = tmp_path / "set"
     folder.mkdir()
