@@ -48,8 +48,13 @@ def main(arguments: list[str] | None = None) -> None:
             entries[name] = ast.literal_eval(text)
     fixed = {"data.val_json": "", "train.epochs": 0.0, "train.steps": given.steps}
     fixed |= {"train.log_every": 1, "train.checkpoint_every": given.steps}
-    recipe = mrcnn.load_config(given.recipe, entries | fixed)
-    losses = find(recipe, steps=given.steps)
+    try:
+        recipe = mrcnn.load_config(given.recipe, entries | fixed)
+        losses = find(recipe, steps=given.steps)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    if not losses:
+        parser.error("the loss is not finite at the first step, whatever the rate")
     print(*(f"{rate:.2e}  {loss:.4f}" for rate, loss in losses.items()), sep="\n")
     best = min(losses, key=losses.get) / 10 * recipe.optim.reference_batch / recipe.train.batch_size
     print(f"try --config.optim.learning_rate={best:.2g}")

@@ -40,3 +40,24 @@ def test_it_raises_the_rate_until_the_loss_runs_away(lr_finder, tmp_path, capsys
     best = rates[losses.index(min(losses))] / 10 * small_config().optim.reference_batch / 2
     name, _, value = last.partition("=")
     assert name == "try --config.optim.learning_rate" and float(value) == pytest.approx(best, 0.1)
+
+
+def test_a_mistake_and_a_loss_that_is_not_finite_are_one_line(
+    lr_finder, tmp_path, capsys, monkeypatch
+):
+    (tmp_path / "recipe.py").write_text(RECIPE)
+    for entries, said in (
+        (["optim.lr=1"], "no config entry 'optim.lr'"),
+        (["data.train_json=none.json"], "no annotation file 'none.json'"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            lr_finder.main([str(tmp_path / "recipe.py"), *entries])
+        assert ended.value.code == 2 and said in capsys.readouterr().err
+
+    def train(*given, **parts):
+        raise FloatingPointError("step 1: loss/total is nan")
+
+    monkeypatch.setattr(lr_finder.mrcnn, "train", train)
+    with pytest.raises(SystemExit) as ended:
+        lr_finder.main([str(tmp_path / "recipe.py")])
+    assert ended.value.code == 2 and "not finite at the first step" in capsys.readouterr().err
