@@ -171,6 +171,8 @@ def _with_iscrowd(entry: Content, done: Counter[str]) -> Content:
 
 def _filled(entry: Content, size: Size, done: Counter[str]) -> Content:
     """An entry with box and area, which `load_coco` would give it, too."""
+    if entry.get("bbox") and entry.get("area") is not None:
+        return entry
     new: Content = {}
     mask, box = entry.get("segmentation"), entry.get("bbox") or []
     is_sound = bool(mask) and size is not None and segmentation_fault(mask, *size) is None

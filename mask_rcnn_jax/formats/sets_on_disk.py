@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from mask_rcnn_jax.annotations.checks import TRAINING_KEYS, id_problems, structu
 from mask_rcnn_jax.annotations.reader import normalized, raise_first, read_annotation_file
 from mask_rcnn_jax.data import checking
 from mask_rcnn_jax.formats.repair import repair_advice
+from mask_rcnn_jax.formats.repair_images import with_sizes
 from mask_rcnn_jax.images.bands import RGB_FILES, Bands
-from mask_rcnn_jax.images.file_names import with_names_found, with_sizes, without_bad_sizes
+from mask_rcnn_jax.images.file_names import with_names_found, without_bad_sizes
 
 JSON_NAMES = ("instances_{}2017.json", "instances_{}.json")  # COCO's, and those of `shapes`
 Files = tuple[Path, Path]  # a json and the folder of its images
@@ -75,10 +77,11 @@ def repair_names(files: Files, output: Path) -> Files:
     raise_first(json_path, structure_problems(content, keys))
     raise_first(json_path, id_problems(content))
     content, count = with_names_found(content, str(image_dir))
-    content, filled = with_sizes(content, str(image_dir))
+    done: Counter[str] = Counter()
+    content = with_sizes(content, str(image_dir), done)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(content))
-    sizes = f", {filled} sizes filled in" if filled else ""
+    sizes = f", {done.total()} sizes filled in" if done else ""
     found = f"{count} of {len(content['images'])} images found by name{sizes}"
     print(f"{output}: {json_path} with {found}")
     return output, image_dir

@@ -10,8 +10,7 @@ from urllib.parse import unquote
 
 from mask_rcnn_jax.annotations.absent import folded
 from mask_rcnn_jax.annotations.checks import is_size
-from mask_rcnn_jax.annotations.reader import listed, read_regular
-from mask_rcnn_jax.images.decode import MAX_BYTES, header_size
+from mask_rcnn_jax.annotations.reader import listed
 from mask_rcnn_jax.tars.members import find_names, has_member
 from mask_rcnn_jax.tars.patterns import are_tars, place_of
 
@@ -111,20 +110,3 @@ def without_bad_sizes(content: Any) -> Any:
         for entry in images
     ]
     return content | {"images": kept}
-
-
-def with_sizes(content: dict[str, Any], image_dir: str) -> tuple[dict[str, Any], int]:
-    """Return a COCO json's content with sizes for images that have none, and how many.
-
-    Images that cannot be read stay without.
-    """
-    images, count = [], 0
-    for entry in content["images"]:
-        path = os.path.join(image_dir, entry["file_name"])
-        if not {"height", "width"} <= entry.keys() and is_file(path):
-            size = header_size(read_regular(path, MAX_BYTES), path)
-            if size is not None:
-                entry = entry | {"height": size[0], "width": size[1]}
-                count += 1
-        images.append(entry)
-    return content | {"images": images}, count

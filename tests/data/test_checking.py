@@ -127,6 +127,11 @@ def test_by_name_fills_in_sizes(tmp_path, capsys):
     arguments = "--json", json_path, "--images", image_dir, "--by_name", "--output"
     assert run_inside("prepare", "check", *arguments, tmp_path / "new.json") == 0
     assert "1 of 5 images found by name, 4 sizes filled in" in capsys.readouterr().out
+    # Which size a side that differs from the file's means is not known.
+    two["height"], two["width"] = 50, None
+    json_path.write_text(json.dumps(content))
+    assert run_inside("prepare", "check", *arguments, tmp_path / "new.json") == 2
+    assert "images[1] lacks 'width'" in capsys.readouterr().out
     (image_dir / "001.png").write_bytes(b"")
     assert run_inside("prepare", "check", *arguments, tmp_path / "new.json") == 2
     assert "images[0] lacks 'height', 'width'" in capsys.readouterr().out
