@@ -102,7 +102,8 @@ def open_file(address: str | os.PathLike, keep: bool = False) -> BinaryIO:
             os.unlink(part)
             if keep:
                 file.close()
-                raise OSError(f"less than {FREE >> 30} GiB are free in {home()}, where it is kept")
+                few = f"less than {FREE >> 30} GiB are free in {home()}, where it is kept"
+                raise OSError(few)
             text = "%s: less than %d GiB are free, so further images are fetched each time"
             logging.log_first_n(logging.WARNING, text, 1, home(), FREE >> 30)
         return file

@@ -5,23 +5,29 @@ import os
 import socket
 import threading
 import time
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 
 from mask_rcnn_jax import stores
+from mask_rcnn_jax.annotations.reader import read_regular
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.coco import check_coco, load_coco
+from mask_rcnn_jax.data.unused import unused_of_files
 from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.images.decode import decode_image
+from mask_rcnn_jax.images.parts import read_part
 from mask_rcnn_jax.predict.inputs import find_inputs, read_image
 from mask_rcnn_jax.weights import published
 from mask_rcnn_jax.weights.restore import load_variables
 from tests.commands.command import check_done, run_captured
 from tests.commands.small_run import untrained_run
 from tests.data.small_set import rectangle, write_coco
+from tests.tars.making import tar_folder
 
 ANNOTATIONS = [rectangle(3, 4, 20, 10)]
 
@@ -112,6 +118,48 @@ def test_images_are_fetched_once_and_annotations_when_they_change(tmp_path, put,
     assert len(list((stores.home() / "objects").rglob("*.json"))) == 1
 
 
+def test_tars_at_an_address_are_fetched_whole_and_once(tmp_path, put, monkeypatch):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    path, images = write_coco(folder, ((40, 60), (50, 30), (20, 20)), ANNOTATIONS)
+    (folder / "tars").mkdir()
+    tar_folder(images, folder / "tars" / "a-0.tar", folder / "tars" / "a-1.tar")
+    address = f"{put(folder / 'tars')}"
+    fetched = []
+    fetch = stores._fetched
+    monkeypatch.setattr(
+        stores, "_fetched", lambda store, *to: fetched.append(to[0]) or fetch(store, *to)
+    )
+    local = load_coco(path, images)
+    for pattern in ("a-{0..1}.tar", "*.tar", "a-{0..1}.tar"):
+        found = load_coco(path, f"{address}/{pattern}")
+        for index in range(3):
+            np.testing.assert_array_equal(found.decode(index), local.decode(index))
+    assert sorted(map(os.path.basename, fetched)) == ["a-0.tar", "a-1.tar"]
+    found, _ = find_inputs([f"{address}/*.tar"], tmp_path / "out")
+    assert [(one.source, str(one.name)) for one in found] == [
+        (f"{address}/a-0.tar/001.png", "a-0.tar/001.png"),
+        (f"{address}/a-0.tar/003.png", "a-0.tar/003.png"),
+        (f"{address}/a-1.tar/002.png", "a-1.tar/002.png"),
+    ]
+    assert read_image(found[1].source).shape == (20, 20, 3)
+    with pytest.raises(FileNotFoundError, match=f"{address}/b-0.tar: "):
+        load_coco(path, f"{address}/b-{{0..1}}.tar")
+    with pytest.raises((OSError, ValueError), match="a store, whose address is not checked"):
+        find_inputs([f"{address}/*.tar"], tmp_path / "out", public_only=True)
+
+
+def test_a_full_disk_keeps_no_tar(tmp_path, put, monkeypatch):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "a.png").write_bytes(b"a")
+    (tmp_path / "tars").mkdir()
+    tar_folder(tmp_path / "set", tmp_path / "tars" / "a.tar")
+    address = put(tmp_path / "tars")
+    monkeypatch.setattr(stores, "FREE", 1 << 60)
+    with pytest.raises(OSError, match=f"{address}/a.tar .*GiB are free in .*, where it is kept"):
+        read_regular(f"{address}/a.tar/a.png")
+
+
 def test_what_is_absent_is_named_by_its_address(tmp_path, put):
     folder = tmp_path / "set"
     folder.mkdir()
@@ -182,7 +230,19 @@ def test_arrays_and_bands_are_read(tmp_path, put):
     array = np.arange(4 * 5 * 2, dtype=np.uint8).reshape(4, 5, 2)
     np.save(folder / "a.npy", array)
     bands = Bands(names=("x", "y"))
-    np.testing.assert_array_equal(bands.read(f"{put(folder)}/a.npy"), array)
+    address = f"{put(folder)}/a.npy"
+    np.testing.assert_array_equal(bands.read(address), array)
+    by_image, window = replace(bands, scale="image"), (1, 1, 4, 3)
+    expected = read_part(str(folder / "a.npy"), "a", window, by_image)
+    np.testing.assert_array_equal(read_part(address, "a", window, by_image), expected)
+
+
+def test_what_is_not_used_of_images_is_said_of_an_address(tmp_path, put):
+    (tmp_path / "set").mkdir()
+    pixels = np.full((20, 30, 3), 3000, np.uint16)
+    cv2.imwrite(str(tmp_path / "set" / "a.png"), pixels)
+    address = f"{put(tmp_path / 'set')}/a.png"
+    assert "all but 8 of 16 bits in 1" in unused_of_files([address])[0]
 
 
 def _decode(address, results):

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mask_rcnn_jax.annotations.reader import open_regular
 from mask_rcnn_jax.images.decode import tiff_directories
+from mask_rcnn_jax.tars.patterns import place_of
 
 _TRANSFORM = {33550, 33922, 34264}  # tags
 INSTALL = "`pip install 'mask-rcnn-jax[geo]'` installs what is missing"
@@ -66,7 +68,10 @@ def read_place(path: str | os.PathLike) -> Place | None:
     Raises ValueError for a GeoTIFF without rasterio, OSError if there is no file.
     """
     path = os.path.abspath(path)
-    os.stat(path)
+    if in_tar := place_of(path) is not None:
+        open_regular(path).close()
+    else:
+        os.stat(path)
     try:
         rasterio = import_rasterio()
     except ValueError:
@@ -77,7 +82,8 @@ def read_place(path: str | os.PathLike) -> Place | None:
         warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
         try:
             with ExitStack() as stack:
-                source = path if is_text(path) else stack.enter_context(open(path, "rb"))
+                by_path = is_text(path) and not in_tar
+                source = path if by_path else stack.enter_context(open_regular(path))
                 file = stack.enter_context(rasterio.open(source, driver="GTiff"))
                 size, transform, crs = (file.height, file.width), file.transform, file.crs
         except rasterio.errors.RasterioError:
@@ -101,7 +107,7 @@ def is_text(path: str) -> bool:
 def _has_coordinates(path: str) -> bool:
     """Whether a TIFF has the tags of a GeoTIFF's transform."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             return not _TRANSFORM.isdisjoint(next(tiff_directories(file)))
     except Exception:  # whatever the parsers raise for other files
         return False

@@ -8,6 +8,7 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from mask_rcnn_jax import stores
 from mask_rcnn_jax.tars.headers import normal, read_headers, shown
 from mask_rcnn_jax.tars.patterns import expand
 
+FETCHES = 8  # of tars, at a time
 OTHER = -1  # size of what is no regular file
 _TABLE = (
     "CREATE TABLE members (name BLOB PRIMARY KEY, tar INTEGER, start INTEGER, size INTEGER) "
@@ -43,6 +45,9 @@ def index_of(tars: str) -> Index:
     for a name that occurs twice.
     """
     paths, states = tuple(expand(tars)), []
+    if len(paths) > 1 and stores.is_store(paths[0]):
+        with ThreadPoolExecutor(FETCHES) as pool:
+            list(pool.map(_fetch, paths))
     for tar in paths:
         with open_tar(tar) as file:
             states.append(state_of(tar, file))
@@ -126,6 +131,10 @@ def _write(target: Path, tars: tuple[str, ...]) -> None:
         with suppress(OSError):
             os.unlink(part)
         raise
+
+
+def _fetch(tar: str) -> None:
+    open_tar(tar).close()
 
 
 def _members(tar: str) -> Iterable[_Row]:

@@ -58,6 +58,7 @@ from tests.fuzz import hostile
 from tests.fuzz.config_files import CONFIGS, read_repaired
 from tests.fuzz.format_parsers import FORMATS
 from tests.fuzz.numpy_files import NUMPY
+from tests.fuzz.tar_files import TARS
 from tests.fuzz.tiff_files import TIFFS
 from tests.helpers import GOLDENS, tiny_config
 from tests.video.videos import write_video
@@ -677,6 +678,7 @@ PARSERS = {
     "images": Parser(image_cases, write_image, read_image),
     "TIFFs": Parser(*TIFFS),
     "arrays of NumPy": Parser(*NUMPY),
+    "tars": Parser(*TARS),
     "videos": Parser(st.tuples(hostile.places, hostile.byte_edits), write_video_case, read_video),
     "pickles": Parser(pickle_cases, write_pickle, read_weights),
     "torch zips": Parser(zip_cases, write_zip, read_weights),

@@ -11,6 +11,7 @@ from mask_rcnn_jax.predict.result import Result
 from mask_rcnn_jax.predict.saving import WRITERS
 from mask_rcnn_jax.rle import WindowMask
 from tests.predict.conftest import CATEGORIES
+from tests.tars.making import member, write_tar
 
 rasterio = pytest.importorskip("rasterio")
 pyogrio = pytest.importorskip("pyogrio")
@@ -68,6 +69,14 @@ def test_geojson_is_in_the_coordinates_of_the_file(result, tmp_path):
     assert outer[0] == outer[-1] and hole[0] == hole[-1]
     signs = [np.sign(_area(np.array(one))) for one in (outer, hole)]
     assert signs == [1, -1], "RFC 7946: outside counterclockwise, holes clockwise"
+
+
+def test_a_file_in_a_tar_has_its_coordinates(result, path, tmp_path, monkeypatch):
+    monkeypatch.setenv("MASK_RCNN_HOME", str(tmp_path / "home"))
+    tar = write_tar(tmp_path / "a.tar", member("a.tif", path.read_bytes()))
+    in_tar = replace(result, path=f"{tar}/a.tif")
+    written = [write("geojson", one, tmp_path / str(n)) for n, one in enumerate((result, in_tar))]
+    assert written[0].read_bytes() == written[1].read_bytes()
 
 
 def _area(ring):
