@@ -31,9 +31,12 @@ def name_file(error: OSError) -> None:
 
 
 def of_another_kind(error: Exception) -> str | None:
-    """Say of a folder in the place of a file, or a file in that of a folder; None if it is none."""
+    """Say of what is not there, a folder in the place of a file, or a file in that of a folder;
+    None if it is none of these."""
     if not isinstance(error, OSError) or error.strerror is None or error.filename is None:
         return None
+    if isinstance(error, FileNotFoundError):
+        return f"{error.filename}: no such file or folder"
     if isinstance(error, IsADirectoryError):
         return f"{error.filename} is a folder, expected a file"
     is_file = isinstance(error, FileExistsError) and os.path.isfile(error.filename)

@@ -250,6 +250,31 @@ CONFIG_FAULTS = {
         {"model.num_classes": 80},
         ["model.num_classes is 80", "have 2 categories"],
     ),
+    "one side for an image size": (
+        {"data.image_size": 512},
+        ["data.image_size is (512,), expected tuple[int, int]"],
+    ),
+    "a size of no multiples": (
+        {"data.image_size": (500, 500)},
+        ["data.image_size is (500, 500), expected (height, width), both multiples of 64"],
+    ),
+    "an augmentation of another library": (
+        {"data.augment": "HorizontalFlip"},
+        ["data.augment is 'HorizontalFlip', expected one of ['brightness',", "'horizontal_flip',"],
+    ),
+    "epochs in words": ({"train.epochs": "ten"}, ["train.epochs=ten: expected a number, not 'ten"]),
+    "a hub's model without its name": (
+        {"model.init_from": "hf://owner"},
+        ["model.init_from: hf://owner names no model, expected hf://owner/name"],
+    ),
+    "a loss that is not there": ({"loss.own": ("no_module_of_mine:loss",)}, ["no_module_of_mine"]),
+    "images of another set": (
+        {"data.train_images": str(RECIPE.parent)},
+        [
+            "'001.png' is listed but not in",
+            "(and 1 more problems; `python -m mask_rcnn_jax.prepare",
+        ],
+    ),
     "no such image folder": ({"data.train_images": "nowhere"}, ["no image folder 'nowhere'"]),
 }
 
@@ -517,6 +542,42 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
         ("prepare", ["check", "A", "B"], ["check got 'A B' without a flag", "--json --images"]),
         ("prepare", ["split", "--json=a", "--output=b", "--val=0.2x"], ["no annotation file 'a'"]),
         ("prepare", ["repair", "--json=a", "--output=b"], ["no annotation file 'a'"]),
+        (
+            "prepare",
+            ["convert", "--from=coco", "--input=a", "--output=b"],
+            ["--from=coco: value should be one of <labelme|via|yolo|"],
+        ),
+        (
+            "prepare",
+            ["convert", "--from=yolo", "--input=data.yaml", "--output=b"],
+            ["no file or folder 'data.yaml', expected yolo annotations"],
+        ),
+        (
+            "prepare",
+            ["weights", "resnet5", "--data_dir=w"],
+            ["unknown weights 'resnet5', did you mean 'resnet50'?"],
+        ),
+        ("prepare", ["weights", "yolo11n", "--data_dir=w"], ["one that `prepare weights` lists"]),
+        ("prepare", ["weights", "resnet50"], ["prepare weights needs --data_dir"]),
+        *(
+            ("prepare", [action, "none.py", "--output=r.py"], [f"none.py{said}"])
+            for action, said in (
+                ("mmdet_config", ": no such file or folder"),
+                ("tao_spec", ": no such file or folder"),
+                ("d2_config", " is a LazyConfig, which is Python to run"),
+            )
+        ),
+        ("prepare", ["d2_config", "no.yaml", "--output=r.py"], ["no.yaml: no such file or folder"]),
+        ("recipes", ["finetun"], ["no recipe or run 'finetun', did you mean 'finetune'?"]),
+        ("completion", ["tcsh"], ["completion needs one of bash, zsh, fish, got 'tcsh'"]),
+        ("demo", ["--input=a.jpg"], ["'input', which infer and prepare have"]),
+        ("export", ["--workdir=w", "--format=hub", "--output=o", "--push_to=a"], ["owner/name"]),
+        ("export", ["--workdir=w", "--format=safetensors"], ["--output must have a value"]),
+        (
+            "infer",
+            ["--workdir=w", "--input=i", "--output=o", "--score_threshold=50%"],
+            ["--score_threshold=50%: expected a number, not '50%'"],
+        ),
         ("prepare", ["repair", "--output=b"], ["needs --json, --output", "--images"]),
         ("serve", ["--port=0"], ["serve needs exactly one of --workdir, --weights and --artifact"]),
         ("serve", ["--port=0", "--workdir=nowhere"], ["nowhere"]),
