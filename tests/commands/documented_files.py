@@ -11,11 +11,14 @@ import tifffile
 from pycocotools import mask as coco_mask
 
 from mask_rcnn_jax.annotations.segmentation import segmentation_to_mask
+from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.formats.shapes import write_shapes
 from tests import tfrecord_writer
 from tests.commands.command import ROOT
-from tests.commands.test_walk import WEIGHTS, write_labelme, write_weights
+from tests.commands.test_walk import CHEAP, WEIGHTS, write_labelme, write_weights
+from tests.formats import test_d2_config, test_mmdet_config
 from tests.video.videos import write_video
+from tests.weights.test_mismatch import mmdetection_arrays, write_epoch
 
 
 def write_set(path: Path, content: dict, names, classes: dict | None = None) -> None:
@@ -128,6 +131,18 @@ def write_pedestrians(folder: Path) -> None:
         cv2.imwrite(image.replace("PNGImages", "PedMasks").replace(".png", "_mask.png"), label)
 
 
+def write_theirs(folder: Path) -> None:
+    """Configs of mmdetection and detectron2, and weights that mmdetection trained on 3 classes."""
+    (folder / "theirs").mkdir()
+    one_size = "INPUT: {MIN_SIZE_TRAIN: [800]}\n"  # which the small `data.image_size` replaces
+    test_d2_config.write(folder / "theirs", test_d2_config.MASKS + one_size)
+    heads = "bbox_head=dict(num_classes=3), mask_head=dict(num_classes=3)"
+    test_mmdet_config.write(folder / "theirs", f"model = dict(roi_head=dict({heads}))\n")
+    small = {name: value for name, value in CHEAP.items() if name.startswith("model.")}
+    arrays = mmdetection_arrays(load_config("coco_mmdet", small), 0.01)
+    write_epoch(folder / "epoch_12.pth", arrays)
+
+
 def arrange(folder: Path) -> None:
     """What the pages assume to be there, under the names that they give it."""
     photos, coco = folder / "photos", folder / "data" / "coco"
@@ -181,6 +196,7 @@ def arrange(folder: Path) -> None:
     for name in ("clip.mp4", "clip.mov"):
         write_video(folder / name, 3)
     write_doors(folder)
+    write_theirs(folder)
     write_pedestrians(folder)
     write_weights(folder / "pedestrians.pth", "coco_torchvision", num_classes=1)
     write_weights(folder / WEIGHTS)

@@ -29,10 +29,6 @@ PAGES += sorted(page for page in (ROOT / "docs").glob("*.md") if page not in PAG
 # Commands that are not run here, by a pattern: why, and what runs in their place.
 NOT_RUN = {
     r"-m venv|^\. |pip install|-m pytest": ("sets up or tests an environment", ".ci/run"),
-    r"_config theirs/|--config recipe\.py": (
-        "takes files of other systems",
-        "tests/formats/test_doors.py::test_commands_of_a_door_run_as_they_stand",
-    ),
     "gcloud|--platform tpu": (
         "needs a TPU",
         "tests/commands/test_processes.py::test_hosts_of_a_tpu_slice_find_each_other",

@@ -60,10 +60,8 @@ def write_epoch(path, arrays, style=PYTORCH) -> str:
     return str(path)
 
 
-@pytest.fixture(scope="module")
-def epochs(tmp_path_factory):
-    """A checkpoint that the small model takes, of a ResNet-10, in each style."""
-    recipe = load_config("coco_detectron2", SMALL)
+def mmdetection_arrays(recipe, value=0.5) -> dict[str, np.ndarray]:
+    """Arrays in mmdetection's names and shapes that a recipe with a small ResNet takes."""
     expected = flatten_dict(abstract_variables(make_model(recipe, 3)), sep="/")
     ours = {name.partition("/")[2]: leaf.shape for name, leaf in expected.items()}
     arrays = {}
@@ -78,7 +76,14 @@ def epochs(tmp_path_factory):
             shape = (shape[0] - 4, *shape[1:])
         if name.startswith("roi_head.mask_head.conv_logits"):
             shape = (3, *shape[1:])
-        arrays[name] = np.full(shape, 0.5, np.float32)
+        arrays[name] = np.full(shape, value, np.float32)
+    return arrays
+
+
+@pytest.fixture(scope="module")
+def epochs(tmp_path_factory):
+    """A checkpoint that the small model takes, of a ResNet-10, in each style."""
+    arrays = mmdetection_arrays(load_config("coco_detectron2", SMALL))
     folder = tmp_path_factory.mktemp("epochs")
     styles = {"pytorch": PYTORCH, "caffe": CAFFE, "none": None}
     return {n: write_epoch(folder / f"{n}.pth", arrays, style) for n, style in styles.items()}
