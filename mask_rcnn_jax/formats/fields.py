@@ -95,7 +95,7 @@ class Fields:
             if name not in self.values:
                 continue
             value, kind = self.get(name), type(entries[entry])
-            if kind is float and type(value) is int:
+            if kind is float and type(value) is int and abs(value) <= 1e9:
                 value = float(value)
             if type(value) is not kind:
                 raise self.fault(name, KINDS[kind])

@@ -168,6 +168,7 @@ def test_a_field_sets_its_entry(text, entries, tmp_path):
         ("MODEL: {MASK_ON: 2020-13-45}", 2, "the value cannot be read ('month must be"),
         ("MODEL:\n  META_ARCHITECTURE: PanopticFPN", 3, "META_ARCHITECTURE is 'PanopticFPN', exp"),
         ("MODEL: {RESNETS: {DEPTH: fifty}}", 2, "DEPTH is 'fifty', expected a whole number"),
+        (f"SOLVER: {{MOMENTUM: {'9' * 400}}}", 2, "expected a number"),
         ("MODEL: {RESNETS: {NORM: IN}}", 2, "MODEL.RESNETS.NORM is 'IN', expected one of"),
         ("MODEL: {FPN: {NORM: [GN]}}", 2, "MODEL.FPN.NORM is ['GN'], expected one of"),
         ("MODEL: {RPN: {CONV_DIMS: [[1]]}}", 2, "CONV_DIMS is [[1]], expected a list of equal"),

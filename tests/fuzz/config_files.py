@@ -1,6 +1,7 @@
 """Configs of other systems, jsons to repair and models of a hub: what is written loads again."""
 
 import ast
+import copy
 import hashlib
 import json
 from collections.abc import Callable
@@ -14,9 +15,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from mask_rcnn_jax.annotations.reader import read_annotation_file
-from mask_rcnn_jax.config import as_recipe
+from mask_rcnn_jax.config import as_recipe, flatten, load_config
 from mask_rcnn_jax.data.coco import load_coco
-from mask_rcnn_jax.formats import d2_recipe, mmdet_recipe
+from mask_rcnn_jax.formats import d2_fields, d2_recipe, mmdet_recipe
 from mask_rcnn_jax.formats.convert import convert
 from mask_rcnn_jax.formats.reading import Options
 from mask_rcnn_jax.formats.repair import repair_json, repaired
@@ -106,12 +107,24 @@ def translates(write_recipe: Callable) -> Callable[[Path], None]:
 # detectron2: a document in YAML, which json is, too.
 
 D2 = yaml.safe_load(d2.BASE)
-MORE: dict[str, dict] = yaml.safe_load(d2.MASKS + d2.GROUP.replace("ROI_BOX_HEAD", "UNUSED"))
-for block, values in MORE["MODEL"].items():
-    if isinstance(values, dict) and block != "UNUSED":
-        D2["MODEL"].setdefault(block, {}).update(values)
-D2["MODEL"] |= {"MASK_ON": True, "PIXEL_STD": [57.375, 57.120, 58.395]}
-D2["SOLVER"] |= {"CLIP_GRADIENTS": {"ENABLED": True, "CLIP_TYPE": "norm", "CLIP_VALUE": 1.0}}
+D2["SOLVER"]["CLIP_GRADIENTS"] = {"ENABLED": True, "CLIP_TYPE": "norm", "CLIP_VALUE": 1.0}
+D2["MODEL"] |= {"MASK_ON": True, "RESNETS": D2["MODEL"]["RESNETS"] | {"NORM": "GN"}}
+
+
+@cache
+def d2_document() -> dict:
+    """Every field that is read, with a value that is."""
+    document = copy.deepcopy(D2)
+    entries = flatten(load_config("coco_detectron2").to_dict())
+    given = {name: entries[entry] for name, entry in d2_fields.SAME.items()}
+    given |= {name: possible[0] for name, possible in d2_fields.FIXED.items()}
+    for name, value in given.items():
+        *blocks, last = name.split(".")
+        block = document
+        for key in blocks:
+            block = block.setdefault(key, {})
+        block.setdefault(last, value)
+    return json.loads(json.dumps(document))
 
 
 def dump_yaml(document: Any, edits: list) -> bytes:
@@ -132,7 +145,7 @@ def write_d2(folder: Path, case: Any) -> Path:
     is_block, edits, changes = case
     path = folder / "case.yaml"
     dump = dump_block if is_block else dump_yaml
-    path.write_bytes(hostile.edit_bytes(dump(D2, edits), changes))
+    path.write_bytes(hostile.edit_bytes(dump(d2_document(), edits), changes))
     return path
 
 
