@@ -153,7 +153,8 @@ class Unused:
             lines.append(
                 f"{dark.count} of {total} images have 16 bits and use less than a quarter of their "
                 f"range, so that they are nearly black in the 8 bits that are read (first: "
-                f"{dark.first}); data.bands.scale stretches them, all by the same factor"
+                f"{dark.first}); data.bands.scale, with data.bands.names, stretches them "
+                "(docs/bands.md#gray-images-of-16-bits)"
             )
         return lines
 

@@ -1,7 +1,10 @@
 """Pages, bands, alpha and bits of images that are not used are named once."""
 
+import ast
 import io
 import json
+import re
+import shlex
 
 import cv2
 import numpy as np
@@ -11,7 +14,9 @@ from PIL import Image
 from mask_rcnn_jax.data.checking import inspect_coco
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.data.unused import Unused, read_header, unused_of
+from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.images.decode import UndecodableImage, decode_bytes
+from tests.commands.command import ROOT
 from tests.data.small_set import rectangle, write_coco
 
 GRAY = np.tile(np.arange(60, dtype=np.uint8) * 4, (40, 1))
@@ -148,3 +153,19 @@ def test_images_that_are_not_read_are_named_by_what_they_are(name):
     with pytest.raises(UndecodableImage, match="^a.tif: ") as error:
         decode_bytes(content, "a.tif")
     assert words in str(error.value)
+
+
+def test_dark_gray_is_stretched_for_a_model_of_photographs_as_the_page_says(tmp_path):
+    unused, content = Unused(), encoded(".png", DEEP // 64)
+    unused.add("a.png", io.BytesIO(content), decode_bytes(content, "a.png"))
+    (line,) = [line for line in unused.lines() if "nearly black" in line]
+    page, _, anchor = line.partition("(docs/")[2].rstrip(")").partition("#")
+    section = re.split(r"^## ", (ROOT / "docs" / page).read_text(), flags=re.M)
+    (text,) = [one for one in section if one.lower().replace(" ", "-").startswith(anchor)]
+    words = shlex.split(text.split("```bash")[1].split("```")[0])
+    named = [w.removeprefix("--config.data.bands.") for w in words if "data.bands" in w]
+    given = dict(word.split("=", 1) for word in named)
+    bands = Bands(**{k: v if v.isalpha() else ast.literal_eval(v) for k, v in given.items()})
+    (tmp_path / "a.png").write_bytes(content)
+    image = bands.scaled(bands.read(tmp_path / "a.png"))
+    assert image.shape == (40, 60, 3) and image.min() < 5 and image.max() > 250
