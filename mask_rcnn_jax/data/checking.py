@@ -34,7 +34,7 @@ from mask_rcnn_jax.images.decode import (
     orientation,
     upright_size,
 )
-from mask_rcnn_jax.images.file_names import find_absent, is_file
+from mask_rcnn_jax.images.file_names import find_absent, folders_with_all, is_file
 from mask_rcnn_jax.images.opening import open_raster
 from mask_rcnn_jax.images.parts import check_parts
 from mask_rcnn_jax.images.raster import as_plain
@@ -183,7 +183,9 @@ def _warnings(content: dict[str, Any], truth: GroundTruth, image_dir: str) -> It
     yield from _empty_roots(content["categories"], {entry["category_id"] for entry in entries})
     names = [entry["file_name"] for entry in content["images"]]
     absent = [name for name in names if not is_file(os.path.join(image_dir, name))]
-    if found := find_absent(names, image_dir):
+    if absent and (folders := folders_with_all(names, image_dir)):
+        yield f"all images are in {' and in '.join(folders[:3])}; --images names their folder"
+    elif found := find_absent(names, image_dir):
         first, path = next(iter(found.items()))
         yield (
             f"{len(found)} of {len(absent)} absent images are in {image_dir} under another name, "

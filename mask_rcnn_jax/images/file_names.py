@@ -86,6 +86,13 @@ def find_absent(file_names: Sequence[str], image_dir: str) -> dict[str, str]:
     return {name: path for name, path in found.items() if path not in named}
 
 
+def folders_with_all(file_names: Sequence[str], image_dir: str) -> list[str]:
+    """Folders below a folder in which all files of a json are, as it names them; sorted."""
+    wanted = set(file_names)
+    folders = listed(image_dir, os.walk(image_dir))
+    return sorted(folder for folder, _, names in folders if wanted <= set(names))
+
+
 def with_names_found(content: dict[str, Any], image_dir: str) -> tuple[dict[str, Any], int]:
     """Return a COCO json's content with absent images renamed by `find_by_name`, and how many."""
     names = [entry["file_name"] for entry in content["images"]]

@@ -177,6 +177,19 @@ def test_an_absent_image_is_suggested_by_case_or_ending(tmp_path, capsys):
         load_coco(json_path, image_dir)
 
 
+@pytest.mark.parametrize("folders", [("images",), ("images", "masks"), ("deep/a", "deep/b")])
+def test_the_folder_above_that_of_the_images_is_noticed(folders, tmp_path):
+    """Also where label images have the names of the images."""
+    json_path, image_dir = write_coco(tmp_path, [(40, 60)] * 2, annotations=[GOOD])
+    for folder in folders:
+        shutil.copytree(image_dir, tmp_path / "given" / folder)
+    found = inspect_coco(json_path, tmp_path / "given")
+    assert len(found.problems) == 2
+    (line,) = found.warnings
+    places = " and in ".join(str(tmp_path / "given" / folder) for folder in folders)
+    assert line == f"all images are in {places}; --images names their folder"
+
+
 def test_several_similar_files_are_named_without_advice(tmp_path):
     json_path, image_dir = write_coco(tmp_path, annotations=[GOOD])
     (image_dir / "001.png").rename(image_dir / "a.png")
