@@ -46,7 +46,8 @@ def cheap(monkeypatch):
     monkeypatch.setattr(infer, "MOST_HEADERS", COUNT // 3 + 1)
 
 
-@pytest.mark.parametrize("batch_size", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [1, 4])
 def test_every_shard_has_the_canvases_and_the_batches_of_one_run(
     batch_size, run, listed, cheap, tmp_path
 ):
@@ -80,7 +81,8 @@ def test_other_canvases_are_a_warning(run, listed, cheap, tmp_path, monkeypatch,
     assert "parts were made on different canvases" in caplog.text
 
 
-@pytest.mark.parametrize("shards, kills", [(1, 1), pytest.param(2, 2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("shards, kills", [(1, 1), (2, 2)])
 def test_killed_shards_end_like_one_run(shards, kills, untrained, tmp_path, cache, monkeypatch):
     """Each is killed while it writes a part after one that it has finished."""
     monkeypatch.chdir(tmp_path)

@@ -36,7 +36,7 @@ STEP_SECONDS = 0.01
 PREDICT_SECONDS = 0.05
 
 
-def first_variables(model, seed):
+def first_variables(model, seed, given=None):
     kernel = np.random.default_rng(seed).standard_normal((300, 400))
     head = {"kernel": jnp.asarray(kernel, jnp.float32), "bias": jnp.zeros(50)}
     return {"params": {"box_head": {"fc": head}}, "batch_stats": {"norm": {"mean": jnp.zeros(5)}}}
@@ -101,6 +101,7 @@ def make_loss_step(model, mesh, *, loss, seed):
 
 def stub() -> None:
     setup.init_variables = first_variables
+    setup.abstract_variables = lambda model: jax.eval_shape(lambda: first_variables(model, 0))
     work.make_train_step = make_train_step
     step.make_predict_step = make_predict_step
     step.make_loss_step = make_loss_step
