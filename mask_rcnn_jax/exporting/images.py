@@ -14,14 +14,16 @@ from mask_rcnn_jax.formats.shapes import generate_image
 from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.images.decode import endings
 from mask_rcnn_jax.predict.pixels import image_suffixes, is_other_band, read_pixels
+from mask_rcnn_jax.tars.members import find_members
+from mask_rcnn_jax.tars.patterns import are_tars
 
 
 def image_paths(folder: str, bands: Bands) -> list[Path]:
-    """Return the image files in a folder, sorted by name; where each band has a file, the first
-    ones. Raises ValueError if there are none."""
-    if not Path(folder).is_dir():
+    """Return the image files in a folder or in tars, sorted by name; where each band has a file,
+    the first ones. Raises ValueError if there are none."""
+    if not (are_tars(folder) or Path(folder).is_dir()):
         raise ValueError(f"--calibration {folder} is not a folder")
-    files = sorted(path for path in Path(folder).iterdir() if path.is_file())
+    files = _files(folder)
     paths = [path for path in files if _is_image(path, bands)]
     rest = (path.name for path in files if path not in paths)
     if others := endings(name for name in rest if not is_other_band(name, bands)):
@@ -30,6 +32,14 @@ def image_paths(folder: str, bands: Bands) -> list[Path]:
         suffixes = ", ".join(image_suffixes(bands))
         raise ValueError(f"--calibration {folder}: no images found ({suffixes})")
     return paths
+
+
+def _files(folder: str) -> list[Path]:
+    """The files in a folder or in tars, sorted by name; none if there is no such folder."""
+    if are_tars(folder):
+        return [Path(tar, name) for tar, name in find_members(folder)]
+    found = Path(folder).iterdir() if Path(folder).is_dir() else ()
+    return sorted(path for path in found if path.is_file())
 
 
 def _is_image(path: Path, bands: Bands) -> bool:
@@ -78,9 +88,7 @@ def placement(example: ExampleOptions, options: ArtifactOptions) -> ResizePlan:
 
 def check_images(data: DataOptions, canvas: tuple[int, int], count: int) -> list[np.ndarray]:
     """Decode the first `count` images of `data.val_images`, or generate `count` if it has none."""
-    folder = Path(data.val_images)
-    files = sorted(folder.iterdir()) if folder.is_dir() else []
-    if paths := [path for path in files if _is_image(path, data.bands)]:
+    if paths := [path for path in _files(data.val_images) if _is_image(path, data.bands)]:
         return [decoded(path, data) for path in paths[:count]]
     side = min(max(canvas), 512)
     sizes = [(side * 3 // 4, side), (side, side), (side // 2, side)]

@@ -17,6 +17,7 @@ from tests import tfrecord_writer
 from tests.commands.command import ROOT
 from tests.commands.test_walk import CHEAP, WEIGHTS, write_labelme, write_weights
 from tests.formats import test_d2_config, test_mmdet_config
+from tests.tars.making import tar_folder
 from tests.video.videos import write_video
 from tests.weights.test_mismatch import mmdetection_arrays, write_epoch
 
@@ -119,6 +120,13 @@ def write_doors(folder: Path) -> None:
     (folder / "mine" / "data.yaml").write_text(names)
 
 
+def write_tars(folder: Path, photos: Path) -> None:
+    """Tars of images, and those that RF-DETR packs."""
+    (folder / "shards").mkdir()
+    tar_folder(photos, *(folder / "shards" / f"photos-{n:06}.tar" for n in (0, 1)))
+    shutil.copytree(ROOT / "tests" / "formats" / "samples" / "rfdetr", folder / "packed")
+
+
 def write_pedestrians(folder: Path) -> None:
     """Penn-Fudan's layout: a label image for each image."""
     for name in ("PNGImages", "PedMasks"):
@@ -195,6 +203,7 @@ def arrange(folder: Path) -> None:
     cv2.imwrite(str(masks / "one_mask.png"), label)
     for name in ("clip.mp4", "clip.mov"):
         write_video(folder / name, 3)
+    write_tars(folder, photos)
     write_doors(folder)
     write_theirs(folder)
     write_pedestrians(folder)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from contextlib import closing
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.coco import check_coco, load_coco
 from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
 from mask_rcnn_jax.data.source import load_train
+from mask_rcnn_jax.exporting.images import check_images, image_paths
 from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.predict.inputs import find_inputs, read_image
 from mask_rcnn_jax.training.loop import train
@@ -89,6 +91,30 @@ def test_check_and_repair_find_names_in_tars(tars, tmp_path):
     path.write_text(json.dumps(content))
     done = check_done(run_captured("prepare", "check", "--by_name", *command))
     assert "1 of 3 images found by name, 1 sizes filled in" in done.stdout
+
+
+def test_sets_in_tars_are_merged(tars, tmp_path):
+    path, _, pattern = tars
+    (tmp_path / "more").mkdir()
+    other, images = write_coco(tmp_path / "more", SIZES[:1], ANNOTATIONS[:1])
+    tar_folder(images, tmp_path / "more" / "b.tar")
+    output, folders = tmp_path / "all.json", [pattern, tmp_path / "more" / "b.tar"]
+    sets = [f"--json={path}", f"--json={other}", *(f"--images={folder}" for folder in folders)]
+    check_done(run_captured("prepare", "merge", *sets, "--output", output))
+    merged = load_coco(output, tmp_path)
+    for index, one, size in ((1, load_coco(path, pattern), SIZES[1]), (3, None, SIZES[0])):
+        assert merged.decode(index).shape == (*size, 3)
+        assert one is None or (merged.decode(index) == one.decode(index)).all()
+
+
+def test_an_export_is_checked_and_calibrated_with_images_of_tars(tars):
+    _, images, pattern = tars
+    data = replace(load_config("finetune").data, val_images=pattern)
+    found = check_images(data, (64, 64), 2)
+    expected = check_images(replace(data, val_images=str(images)), (64, 64), 3)
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_array_equal(found[1], expected[2])  # the tars have them in turns
+    assert len(image_paths(pattern, data.bands)) == 3
 
 
 def test_windows_of_a_tiff_in_a_tar_are_those_of_the_file(tmp_path):
