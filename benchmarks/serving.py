@@ -3,14 +3,17 @@
     python benchmarks/serving.py --clients 1,8,32,32 --seconds 60 --json serving.json
     python benchmarks/serving.py --workdir runs/mine --images photos/ --clients 1,8,32
     python benchmarks/serving.py --artifact out/onnx --peer peer/bin/python --cpu 0 --clients 1,8
+    python benchmarks/serving.py --workers 1,2 --litserve lit/bin/python --clients 1,4,16
 
 Starts the user's command in a process of its own, by default with the quickstart recipe and random
 weights, which find as many objects as the recipe allows. Each client keeps one connection and sends
 the next image when it has the answer to the last. An answer is wrong if it is not the one that the
-same image got alone. Memory is that of the server process, before and after. `--peer` names a
+same image got alone. Memory and CPU time are those of the server's processes; memory that several
+share counts for each. `--workers` starts a server for each of these numbers. `--peer` names a
 Python with fastapi, uvicorn, onnxruntime, opencv-python-headless and pycocotools, in which
-`peer_fastapi.py` serves the same artifact; each number of clients asks ours, then the peer. Reads
-/proc, so it runs on Linux only.
+`peer_fastapi.py` serves the same artifact, and `--litserve` one with litserve and this package, in
+which `peer_litserve.py` serves the same model with as many workers; each number of clients asks
+ours, then the peers. Reads /proc, so it runs on Linux only.
 """
 
 import argparse
@@ -31,7 +34,7 @@ from pathlib import Path
 
 import cv2
 
-from mask_rcnn_jax.benchmarking.process_tree import cpu_seconds, rss_mb
+from mask_rcnn_jax.benchmarking.process_tree import cpu_seconds, family, rss_mb
 from mask_rcnn_jax.formats.shapes import generate_image
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,6 +48,7 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.cpu is not None:
         os.sched_setaffinity(0, {arguments.cpu})  # of the servers, too
     ours = [sys.executable, "-m", "mask_rcnn_jax.serve", "--port=0"]
+    model = [arguments.artifact or arguments.workdir]  # as `mask_rcnn_jax.load` takes it
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         images = read_images(arguments.images) if arguments.images else generate(Path(folder))
         if arguments.artifact:
@@ -52,9 +56,16 @@ def main(arguments: argparse.Namespace) -> None:
         elif arguments.workdir:
             ours += ["--workdir", arguments.workdir]
         else:
-            ours += ["--config", "quickstart", "--weights", str(random_weights(Path(folder)))]
-        load = os.getloadavg()[0]
-        servers = {"ours": stack.enter_context(running(ours + arguments.flags))}
+            model = ["quickstart", str(random_weights(Path(folder)))]
+            ours += ["--config", model[0], "--weights", model[1]]
+        load, servers = os.getloadavg()[0], {}
+        for workers in arguments.workers.split(","):
+            command = [*ours, f"--workers={workers}", *arguments.flags]
+            servers[f"ours, {workers}"] = stack.enter_context(running(command))
+            if arguments.litserve:
+                command = [arguments.litserve, str(ROOT / "benchmarks" / "peer_litserve.py")]
+                command += [str(free_port()), workers, *map(located, model)]
+                servers[f"LitServe, {workers}"] = stack.enter_context(running(command))
         if arguments.peer:
             peer = [arguments.peer, str(ROOT / "benchmarks" / "peer_fastapi.py")]
             peer += [os.path.abspath(arguments.artifact), str(free_port())]
@@ -72,8 +83,9 @@ def measure(arguments: argparse.Namespace, images: list[bytes], servers: dict) -
     servers: by name, what `running` yields.
     """
     expected = {name: ask(port, images) for name, (port, _, _) in servers.items()}
-    found = [len(json.loads(content)["detections"]) for content in expected["ours"]]
-    sizes = [len(content) for content in expected["ours"]]
+    first, *_ = expected.values()
+    found = [len(json.loads(content)["detections"]) for content in first]
+    sizes = [len(content) for content in first]
     print(f"{len(images)} images, {statistics.mean(found):.0f} objects and "
           f"{statistics.mean(sizes) / 1000:.0f} kB of json in an answer", flush=True)  # fmt: skip
     print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|", flush=True)
@@ -93,7 +105,8 @@ def load(
     latencies: list[float] = []
     counts: Counter = Counter()
     lock = threading.Lock()
-    started, cpu, memory = time.perf_counter(), cpu_seconds([server]), rss_mb([server])
+    processes = family(server)
+    started, cpu, memory = time.perf_counter(), cpu_seconds(processes), rss_mb(processes)
     end = started + seconds
 
     def work(client: int) -> None:
@@ -116,8 +129,8 @@ def load(
     cuts = statistics.quantiles(latencies, n=100)
     values = [clients, round(len(latencies) / took, 1), *(round(cuts[k]) for k in (49, 94, 98))]
     values += [counts[kind] for kind in ("answers", "refused", "lost", "wrong")]
-    values.append(f"{memory:.0f} to {rss_mb([server]):.0f}")
-    cpu = cpu_seconds([server]) - cpu
+    values.append(f"{memory:.0f} to {rss_mb(processes):.0f}")
+    cpu = cpu_seconds(processes) - cpu
     values += [round(cpu / took, 2), round(1000 * cpu / len(latencies), 1)]
     return dict(zip(COLUMNS[1:], values, strict=True))
 
@@ -141,6 +154,11 @@ def ask(port: int, images: list[bytes]) -> list[bytes]:
         return [post(connection, image)[1] for image in images]
 
 
+def located(name: str) -> str:
+    """A path for another working folder; the name of a recipe stays."""
+    return os.path.abspath(name) if os.path.exists(name) else name
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
@@ -161,15 +179,24 @@ def post(connection: http.client.HTTPConnection, image: bytes) -> tuple[int, byt
 def running(command: list[str]):
     """A server; yields its port, its process and the seconds until it was ready."""
     started = time.perf_counter()
-    with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE) as process:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=pipe) as process:
+        processes: list[int] = []
         try:
             ready = process.stdout.readline()
             if not ready.startswith("ready: "):
                 raise SystemExit(f"error: {command[:3]} ended with {process.wait()}")
             port = int(ready.rstrip("/\n").rpartition(":")[2])
+            processes = family(process.pid)
             yield port, process.pid, round(time.perf_counter() - started, 1)
         finally:
-            process.send_signal(signal.SIGTERM)
+            process.terminate()
+            process.wait()
+            for left in processes:  # as LitServe's are
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(left, signal.SIGTERM)
 
 
 def read_images(folder: str) -> list[bytes]:
@@ -201,6 +228,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workdir", help="a run; random weights if unset")
     parser.add_argument("--artifact", help="an exported model instead")
     parser.add_argument("--peer", help="a Python with FastAPI, which serves the artifact, too")
+    parser.add_argument("--workers", default="1", help="of a server each")
+    parser.add_argument("--litserve", help="a Python with LitServe, which serves the model, too")
     parser.add_argument("--cpu", type=int, help="the only one for servers and clients")
     parser.add_argument("--images", help="a folder of images; generated ones if unset")
     parser.add_argument("--clients", default="1,8,32", help="clients at once, in turn")

@@ -7,8 +7,8 @@ from pathlib import Path
 PROC = Path("/proc")
 
 
-def family() -> list[int]:
-    """Return the ids of this process and all its descendants.
+def family(root: int | None = None) -> list[int]:
+    """Return the ids of a process and all its descendants; those of this one if unset.
 
     Raises ValueError on a system without /proc.
     """
@@ -20,7 +20,7 @@ def family() -> list[int]:
             children.setdefault(int(_stat_fields(process)[1]), []).append(process)
         except OSError:
             continue  # it has exited
-    found = [os.getpid()]
+    found = [root or os.getpid()]
     for process in found:
         found += children.get(process, [])
     return found

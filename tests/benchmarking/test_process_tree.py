@@ -35,6 +35,7 @@ def child():
 def test_family_has_grandchildren_and_what_they_take(child):
     shell, worker = child
     assert process_tree.family()[0] == os.getpid() and shell in process_tree.family()
+    assert process_tree.family(shell) == [shell, worker]
     assert process_tree.rss_mb([worker]) > 50 > process_tree.rss_mb([shell])
     assert process_tree.cpu_seconds([worker]) >= 0.19 > process_tree.cpu_seconds([shell])
     both = process_tree.rss_mb([worker]) + process_tree.rss_mb([shell])
