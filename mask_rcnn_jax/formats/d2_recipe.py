@@ -29,7 +29,8 @@ def write_recipe(config: str | os.PathLike, output: str | os.PathLike) -> list[s
     if path.endswith(".py"):
         raise ValueError(
             f"{path} is a LazyConfig, which is Python to run; start from the recipe of its model "
-            "(docs/from_others.md#from-detectron2) and set the entries that you changed"
+            "(docs/from_others.md#from-detectron2) and set the entries that you changed, or, if it "
+            "is of mmdetection, take `prepare mmdet_config`"
         )
     entries, notes = translate(read_config(path))
     translated = Translated("a config of detectron2", "d2_config", BASE, entries, notes)

@@ -41,6 +41,9 @@ def write_recipe(
 
     Raises ValueError or OSError, naming the config, for one that cannot be translated.
     """
+    if text is None and os.fspath(config).endswith((".yaml", ".yml")):
+        other = "`prepare d2_config` reads those of detectron2"
+        raise ValueError(f"{config}: expected a config of mmdetection in Python; {other}")
     fields = flat(os.fspath(config), read_config(config, text))
     entries, notes = translate(fields, gpus)
     translated = Translated("a config of mmdetection", "mmdet_config", BASE, entries, notes)

@@ -567,6 +567,12 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
                 ("d2_config", " is a LazyConfig, which is Python to run"),
             )
         ),
+        ("prepare", ["d2_config", "a.py", "--output=r.py"], ["take `prepare mmdet_config`"]),
+        (
+            "prepare",
+            ["mmdet_config", "a.yaml", "--output=r.py"],
+            ["a.yaml: expected a config of mmdetection in Python; `prepare d2_config` reads"],
+        ),
         ("prepare", ["d2_config", "no.yaml", "--output=r.py"], ["no.yaml: no such file or folder"]),
         ("recipes", ["finetun"], ["no recipe or run 'finetun', did you mean 'finetune'?"]),
         ("completion", ["tcsh"], ["completion needs one of bash, zsh, fish, got 'tcsh'"]),
