@@ -6,6 +6,7 @@ A machine is a folder of its own for what is kept of stores.
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,9 @@ from mask_rcnn_jax.training.mirror import OWNER, Mirror
 from mask_rcnn_jax.weights import stored_run
 from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
 from tests.buckets import KINDS, bucket
+from tests.pair import Pair
 from tests.training import stubbed_run
-from tests.training.stubbed_run import kept, series
+from tests.training.stubbed_run import EVERY, kept, series
 
 pytestmark = pytest.mark.usefixtures("stubbed")
 stubbed = stubbed_run.stubbed
@@ -290,3 +292,24 @@ def test_a_run_that_a_logger_ends_is_copied(here):
 
     stubbed_run.run(here, [log])
     assert newest(here) in (5, 6)
+
+
+@pytest.mark.slow
+def test_two_processes_share_no_folder(here, whole, tmp_path):
+    """One process begins, and two on other machines go on."""
+    begun = run_until(7, here)
+
+    def start(index: int, port: int):
+        where = f"--coordinator_address=localhost:{port} --num_processes=2 --process_id={index}"
+        command = [sys.executable, "-m", "tests.training.stubbed_run", *where.split(), here]
+        quiet = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+        home = {"MASK_RCNN_HOME": str(tmp_path / f"machine {index}")}
+        changes = [f"{name}={value}" for name, value in EVERY.items()]
+        return [*command, *changes], {**os.environ, **quiet, **home}
+
+    with Pair(start, tmp_path) as pair:
+        assert pair.codes() == [0, 0], pair.said()
+    assert f"resuming at step {begun} of" in pair.said()[0]
+    check_same(here, whole, tmp_path / "copy")
+    fetched = list((tmp_path / "machine 1").glob(f"runs/*/*/run/checkpoints/{begun}"))
+    assert len(fetched) == 1 and "train" not in fetched[0].parts
