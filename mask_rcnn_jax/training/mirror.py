@@ -182,7 +182,7 @@ class Mirror:
     def _try_copy(self) -> None:
         try:
             self._copy()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # the second of an answer that is none of a store
             if not self._lost:  # `check` says so
                 text = "%s; the run goes on, and all that is missing is copied with what comes next"
                 logging.warning(text, error)
@@ -274,7 +274,7 @@ class Mirror:
         try:
             self.check()
             self._copy()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             if self._lost and not quietly:
                 raise
             text = f"{error}; all of it is in {self.folder}, and the same command copies it"
