@@ -23,6 +23,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -261,6 +262,9 @@ def _define_flags() -> None:
 def main(_: Sequence[str]) -> None:
     FLAGS = flags.FLAGS
     if FLAGS.merge:
+        others = ("workdir", "weights", "artifact", "input", "shard", "part_size", "save")
+        for name in (name for name in others if getattr(FLAGS, name)):
+            raise ValueError(f"--merge takes --output alone, not --{name}")
         return merge_parts(FLAGS.merge, FLAGS.output or FLAGS.merge)
     weights, inputs, output = given_model("infer"), FLAGS.input, FLAGS.output
     save = _split(FLAGS.save)
@@ -271,15 +275,14 @@ def main(_: Sequence[str]) -> None:
     # SIGTERM acts like Ctrl-C, which closes the files: a video without index is unplayable. Parts
     # are there to be gone on with, and go to a store one by one.
     in_parts = given_parts(options) is not None
-    stopped = _stopped_early if in_parts else KeyboardInterrupt
+    stopped = partial(SystemExit, os.EX_TEMPFAIL) if in_parts else KeyboardInterrupt
     place = contextlib.nullcontext(output) if in_parts else written_at(output)
-    with interrupts.raising(signal.SIGTERM, stopped), place as folder:
-        infer(cli.given_recipe(), weights, inputs, str(folder), options)
-
-
-def _stopped_early() -> SystemExit:
-    logging.warning("stopped early: the same command goes on with the part that it was at")
-    return SystemExit(os.EX_TEMPFAIL)
+    try:
+        with interrupts.raising(signal.SIGTERM, stopped), place as folder:
+            infer(cli.given_recipe(), weights, inputs, str(folder), options)
+    except SystemExit:
+        logging.warning("stopped early: the same command goes on with the part that it was at")
+        raise
 
 
 def _drawing(drawn: Sequence[str], color_by: str | None, line_width: int) -> dict[str, Any]:

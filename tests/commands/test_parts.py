@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from mask_rcnn_jax.predict.engines import Exported, ExportedModel
 from mask_rcnn_jax.predict.parts import settings_of
 from mask_rcnn_jax.weights.restore import restore
 from tests.commands.command import check_done, error_line, files_in, run_captured, start
@@ -160,6 +161,17 @@ def test_other_weights_are_noticed(untrained):
     assert one["weights"] != two["weights"] and one | {"weights": 0} == two | {"weights": 0}
 
 
+def test_other_files_of_an_exported_model_are_noticed(untrained, tmp_path):
+    recipe, path = restore(None, untrained.workdir).recipe, tmp_path / "model.onnx"
+    found = []
+    for content in (b"one", b"other", b"one"):
+        path.write_bytes(content)
+        model = ExportedModel((64, 64), None, lambda *_: None, path=path)
+        exported = Exported(recipe, [], None, (model,), "model")
+        found.append(settings_of(recipe, exported, 0, 0.2)["weights"])
+    assert found[0] == found[2] != found[1]
+
+
 def test_merge_says_what_does_not_belong_together(untrained, pictures, made, tmp_path):
     def refused(change) -> str:
         folder = tmp_path / "parts"
@@ -190,6 +202,18 @@ def test_merge_says_what_does_not_belong_together(untrained, pictures, made, tmp
     assert "of 1 and of 4 shards" in refused(
         lambda f: (f / "part-00000-of-00004-000000.jsonl").touch()
     )
+
+
+def test_a_folder_is_shared_by_the_names_below_it(untrained, tmp_path):
+    folder = f"--input={untrained.data_dir / 'val'}"
+    check_done(infer(untrained, None, tmp_path / "one", folder, "--no_images"))
+    for shard in range(2):
+        check_done(infer(untrained, None, tmp_path / "parts", folder, f"--shard={shard}/2"))
+    lines = [p.read_text().count("\n") for p in (tmp_path / "parts").glob("*.jsonl")]
+    assert sum(lines) == 4 and len(lines) == 2
+    check_done(run_captured("infer", "--merge", tmp_path / "parts"))
+    one, merged = (tmp_path / name / "detections.json" for name in ("one", "parts"))
+    assert merged.read_bytes() == one.read_bytes()
 
 
 def test_nothing_but_missing_files_is_no_result(untrained, pictures, tmp_path):
@@ -223,6 +247,7 @@ def test_a_shard_without_images_is_a_part_without_lines(untrained, pictures, tmp
         (["--part_format=jsonl"], "--part_format is for parts"),
         (["--shard=0/2", "--save=csv"], "--save writes files beside one json"),
         (["--shard=0/2", "--input=0.mp4"], "0.mp4 is a video, and parts are of images"),
+        (["--merge=out"], "--merge takes --output alone, not --workdir"),
     ],
 )
 def test_flags_that_do_not_fit(flags, words, untrained, pictures, tmp_path, monkeypatch):
@@ -248,5 +273,5 @@ def test_sigterm_ends_with_the_code_that_says_again(untrained, pictures, whole, 
     process.send_signal(signal.SIGTERM)
     _, log = process.communicate(timeout=100)
     assert process.returncode == os.EX_TEMPFAIL, log
-    assert "stopped early: the same command goes on" in log
+    assert log.count("stopped early: the same command goes on") == 1
     assert not list(output.glob(".*"))
