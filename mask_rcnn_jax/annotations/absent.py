@@ -31,6 +31,8 @@ def absent_images(file_names: Iterable[str], image_dir: str) -> Iterator[str]:
                 stems[folder] = _by_stem(listings[folder])
             plain = base.rpartition("\\")[2]  # of a path on Windows
             similar = _similar(plain, stems[folder].get(_stem(plain), []))
+            if not similar and any(name.endswith(".tar") for name in listings[folder]):
+                similar = f", which has tars: {os.path.join(image_dir, '*.tar')} reads them"
             yield f"image {show(file_name)} is listed but not in {image_dir}{similar}"
         elif not listings[folder][base]:
             yield f"image {show(file_name)} in {image_dir} is not a regular file"

@@ -59,6 +59,8 @@ def test_what_is_absent_is_named_with_its_tars(tars, tmp_path):
     tar_folder(images, tmp_path / "a-00.tar", tmp_path / "a-01.tar")
     with pytest.raises(ValueError, match="image '002.png' is listed but not in .*, but '002.PNG'"):
         load_coco(path, pattern)
+    with pytest.raises(ValueError, match=rf"'001.png' .* which has tars: {tmp_path}/\*.tar reads"):
+        load_coco(path, tmp_path)
     with pytest.raises(FileNotFoundError, match="no tar '.*/b-1.tar'"):
         load_coco(path, f"{tmp_path}/b-{{1..2}}.tar")
     write_tar(tmp_path / "c.tar", *(member(f"{n:03}.png", linkname="x", type=b"2") for n in (1,)))
