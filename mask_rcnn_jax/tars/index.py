@@ -45,9 +45,7 @@ def index_of(tars: str) -> Index:
     for a name that occurs twice.
     """
     paths, states = tuple(expand(tars)), []
-    if len(paths) > 1 and stores.is_store(paths[0]):
-        with ThreadPoolExecutor(FETCHES) as pool:
-            list(pool.map(_fetch, paths))
+    fetch(paths)
     for tar in paths:
         with open_tar(tar) as file:
             states.append(state_of(tar, file))
@@ -75,6 +73,13 @@ def ask(tars: str, query: str, *values: Any) -> tuple[Index, list[tuple]]:
         forget()
     index = index_of(tars)
     return index, _rows(index.path, query, values)
+
+
+def fetch(tars: Sequence[str]) -> None:
+    """Copy tars that are at addresses, several at a time."""
+    if len(tars) > 1 and stores.is_store(tars[0]):
+        with ThreadPoolExecutor(FETCHES) as pool:
+            list(pool.map(lambda tar: open_tar(tar).close(), tars))
 
 
 def open_tar(tar: str) -> BinaryIO:
@@ -131,10 +136,6 @@ def _write(target: Path, tars: tuple[str, ...]) -> None:
         with suppress(OSError):
             os.unlink(part)
         raise
-
-
-def _fetch(tar: str) -> None:
-    open_tar(tar).close()
 
 
 def _members(tar: str) -> Iterable[_Row]:

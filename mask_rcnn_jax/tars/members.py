@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, BinaryIO
 
 from mask_rcnn_jax.tars.headers import shown
-from mask_rcnn_jax.tars.index import OTHER, ask, encoded, forget, open_tar, state_of
+from mask_rcnn_jax.tars.index import OTHER, ask, encoded, fetch, forget, open_tar, state_of
 from mask_rcnn_jax.tars.patterns import expand
 
 
@@ -39,7 +39,9 @@ def find_members(tars: str) -> list[tuple[str, str]]:
     A name may be in several tars.
     """
     forget()
-    return [(tar, name) for tar in expand(tars) for name in find_names(tar)]
+    found = expand(tars)
+    fetch(found)
+    return [(tar, name) for tar in found for name in find_names(tar)]
 
 
 def above_all(tars: Iterable[str]) -> str:
