@@ -1,6 +1,7 @@
 """Sets of annotations in other formats: what is converted trains without a fault."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from mask_rcnn_jax.rle import compressed_rle
 from tests.formats.test_label_studio import packed
 from tests.formats.test_supervisely import bitmap
 from tests.fuzz import hostile
+from tests.tars.making import member, write_tar
 
 HEIGHT, WIDTH = 64, 48  # of all images
 SQUARE = [5, 5, 25, 5, 25, 25, 5, 25]
@@ -31,20 +33,25 @@ def reads(kind: str, place: str = "") -> Callable[[Path], None]:
     def read(path: Path) -> None:
         source = path if place == "" else path.parents[place.count("/")]
         output = path.parents[place.count("/")] / "out.json"
-        options = Options(output, boxes=True, classes=("a", "b", "car"), class_name="a")
-        content, folder, left_out = convert(
-            kind, source, _images(path), options, other_classes="skip"
-        )
-        assert all("\n" not in line and len(line) < 1500 for line in left_out), left_out
-        output.write_text(json.dumps(content))
-        try:
-            load_coco(output, folder, require_annotations=False)
-        except (ValueError, OSError) as error:
-            raise AssertionError(f"converts and does not load: {error}") from error
-        finally:
-            output.unlink()
+        convert_and_load(kind, source, _images(path), output, class_name="a")
 
     return read
+
+
+def convert_and_load(
+    kind: str, source: Path, images: Path | None, output: Path, **options: Any
+) -> None:
+    """What is converted must be one that can be trained on."""
+    given = Options(output, boxes=True, classes=("a", "b", "car"), **options)
+    content, folder, left_out = convert(kind, source, images, given, other_classes="skip")
+    assert all("\n" not in line and len(line) < 1500 for line in left_out), left_out
+    output.write_text(json.dumps(content))
+    try:
+        load_coco(output, folder, require_annotations=False)
+    except (ValueError, OSError) as error:
+        raise AssertionError(f"converts and does not load: {error}") from error
+    finally:
+        output.unlink()
 
 
 def _images(path: Path) -> Path:
@@ -175,6 +182,34 @@ SUPERVISELY = {
     ],
 }  # fmt: skip
 
+WEBDATASET = {
+    "image": {"width": WIDTH, "height": HEIGHT},
+    "categories": [{"id": 4, "name": "a"}],
+    "annotations": [
+        {"category_id": 4, "segmentation": [SQUARE, [30, 30, 40, 30, 40, 40]], "iscrowd": 0},
+        {"category": "b", "segmentation": compressed_rle(MASK), "bbox": [10, 10, 10, 20]},
+        {"category": "b", "segmentation": [SQUARE], "iscrowd": 1},
+        {"category": "car", "bbox": [1, 2, 9, 9]},
+    ],
+}
+
+
+def write_webdataset(folder: Path, case: Any) -> Path:
+    """A tar of the image and its json."""
+    text = writes("webdataset", "0.json", dump_json, WEBDATASET)(folder, case).read_bytes()
+    image = member("0.png", (folder / "0.png").read_bytes())
+    path = folder / "webdataset" / "case.tar"
+    return write_tar(path, image, member("0.json", text))
+
+
+def read_webdataset(path: Path) -> None:
+    os.environ["MASK_RCNN_HOME"] = str(path.parent / "home")
+    try:
+        convert_and_load("webdataset", path, None, path.parent / "out.json")
+    finally:
+        shutil.rmtree(path.parent / "home", ignore_errors=True)
+
+
 # Label images, which are the masks of the reader `masks`.
 
 
@@ -232,6 +267,7 @@ FORMATS = {
         documents, writes("sly", "ann/0.png.json", dump_json, SUPERVISELY),
         reads("supervisely", "ann/0.png.json"),
     ),
+    "WebDataset json": (documents, write_webdataset, read_webdataset),
     "label images": (
         st.tuples(hostile.places, hostile.byte_edits), write_label_image, reads("masks", "0.png"),
     ),
