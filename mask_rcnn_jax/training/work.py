@@ -14,6 +14,7 @@ from mask_rcnn_jax.data.dataset import Dataset, dataset_name
 from mask_rcnn_jax.data.kinds import resolve_augment
 from mask_rcnn_jax.data.loader import TrainLoader
 from mask_rcnn_jax.data.unused import unused_of
+from mask_rcnn_jax.models.build import abstract_variables
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.recipe.options import TrainOptions
 from mask_rcnn_jax.recipe.recipe import Recipe
@@ -21,6 +22,7 @@ from mask_rcnn_jax.recipe.stopping import Metrics, comparable, main_ap
 from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.training.checks import check_evaluated, check_recipe
 from mask_rcnn_jax.training.distill import Distillation
+from mask_rcnn_jax.training.freezing import check_freeze
 from mask_rcnn_jax.training.limits import crowd_line, limit_lines
 from mask_rcnn_jax.training.loggers import Logger, Loggers, open_loggers
 from mask_rcnn_jax.training.own_losses import OwnLoss, resolve_losses
@@ -113,6 +115,8 @@ def prepare(
     recipe = replace(recipe, data=data, train=set_steps(data, recipe.train, train_set))
     counts = image_counts(recipe.model.classifier, data, train_set)
     model = make_model(recipe, len(train_set.class_names), recipe.train.remat, counts)
+    if recipe.optim.freeze:
+        check_freeze(recipe.optim.freeze, abstract_variables(model)["params"])
     schedule = recipe.schedule() if optimizer is None else None
     distillation, teacher = open_teacher(recipe, model, train_set.class_names)
     if distillation is not None:

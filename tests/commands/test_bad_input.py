@@ -267,6 +267,10 @@ CONFIG_FAULTS = {
         {"model.init_from": "hf://owner"},
         ["model.init_from: hf://owner names no model, expected hf://owner/name"],
     ),
+    "a pattern that freezes nothing": (
+        {"optim.freeze": ("fnp/*",)},
+        ["optim.freeze has 'fnp/*', which matches no parameter; did you mean fpn"],
+    ),
     "a loss that is not there": ({"loss.own": ("no_module_of_mine:loss",)}, ["no_module_of_mine"]),
     "images of another set": (
         {"data.train_images": str(RECIPE.parent)},
