@@ -39,7 +39,7 @@ def running(count=2, **environment):
     finally:
         process.terminate()
         try:
-            process.communicate(timeout=60)
+            process.communicate(timeout=200)
         finally:
             process.kill()
 
@@ -115,19 +115,19 @@ def test_a_signal_ends_all_with_what_is_in_flight_answered(number, to_all):
         for pid in (*(pids if to_all else ()), server.process.pid):
             os.kill(pid, number)
         assert [classes(answer.result()) for answer in slow] == [[f"class {SLOW}"]] * 4
-        assert server.process.wait(timeout=20) == 0
+        assert server.process.wait(timeout=100) == 0
         assert not any(map(is_running, pids)) and is_refused(server)
 
 
 @pytest.mark.slow
 def test_a_second_signal_ends_all_at_once():
-    with running(**{SECONDS: "20"}) as server, ThreadPoolExecutor(1) as pool:
+    with running(**{SECONDS: "60"}) as server, ThreadPoolExecutor(1) as pool:
         slow = pool.submit(ask, server, body=png(SLOW))
         wait_until(lambda: health(server)["waiting"] == 1)
         server.process.terminate()
         wait_until(lambda: is_refused(server))
         server.process.terminate()
-        assert server.process.wait(timeout=15) == 0
+        assert server.process.wait(timeout=20) == 0
         with pytest.raises((ConnectionError, http.client.HTTPException)):
             slow.result()
 
@@ -143,7 +143,7 @@ def test_workers_end_with_a_supervisor_that_is_killed():
 @pytest.mark.parametrize("broken", [pytest.param("0", marks=pytest.mark.slow), "1"])
 def test_one_that_fails_at_the_start_ends_all(broken):
     with running(**{BROKEN: broken}) as server:
-        said = server.process.communicate(timeout=60)
+        said = server.process.communicate(timeout=200)
         assert (server.process.returncode, said) == (1, ("", "error: no weights\n"))
 
 
