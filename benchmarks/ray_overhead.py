@@ -27,6 +27,7 @@ def work(way: str, model: str, images: str, output: str) -> None:
     import ray_predict
 
     if way in RAY:
+        ray_predict.ray.cloudpickle.register_pickle_by_value(ray_predict)
         ray_predict.ACTORS, ray_predict.CORES = RAY[way]
         ray_predict.main(model, images, output)
         return
