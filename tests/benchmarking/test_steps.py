@@ -98,6 +98,7 @@ def pixels_seen(names, kernel, config):
     return detections * (taps(14, 3, 1) ** 2 / 9 if side == 3 else 14 * 14)
 
 
+@pytest.mark.slow
 def test_operations_of_a_prediction_are_those_of_its_layers():
     """Also of those that a CPU computes in a loop, here masks of 40 RoIs, 16 at a time."""
     config = tiny_config()

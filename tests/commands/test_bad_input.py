@@ -800,6 +800,7 @@ def test_evaluation_names_a_truncated_image(untrained, workdir, tmp_path, capsys
     assert f"{folder / '000002.jpg'}: truncated" in line
 
 
+@pytest.mark.slow
 def test_image_of_another_size_than_the_json_says(untrained, tmp_path, capsys):
     shutil.copytree(untrained.data_dir / "train", tmp_path / "train")
     for path in (tmp_path / "train").iterdir():

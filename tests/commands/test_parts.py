@@ -258,6 +258,7 @@ def test_flags_that_do_not_fit(flags, words, untrained, pictures, tmp_path, monk
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_sigterm_ends_with_the_code_that_says_again(untrained, pictures, whole, tmp_path, cache):
     """A named pipe in the list holds the second part up until the signal has come."""
     output = tmp_path / "out"

@@ -71,6 +71,7 @@ def test_every_shard_has_the_canvases_and_the_batches_of_one_run(
     assert len(json.loads(one.read_text())) > COUNT and merged.read_bytes() == one.read_bytes()
 
 
+@pytest.mark.slow
 def test_other_canvases_are_a_warning(run, listed, cheap, tmp_path, monkeypatch, caplog):
     """As by a machine with more devices: nothing is lost for a difference in the last digits."""
     for shard in range(2):

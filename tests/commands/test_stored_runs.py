@@ -44,6 +44,7 @@ def test_a_run_is_scored_where_it_is(run_there, untrained, tmp_path):
     assert there(f"{run_there}/eval/20") == files_in(tmp_path / "a")
 
 
+@pytest.mark.slow
 def test_images_go_to_an_address(run_there, untrained, tmp_path):
     images = ["--input", untrained.data_dir / "val", "--score_threshold=0"]
     for weights, output in (
@@ -68,6 +69,7 @@ def test_exports_go_to_an_address_and_are_read_there(run_there, untrained):
     assert_tree_close(load_variables(f"{run_there}/hub", config), expected)
 
 
+@pytest.mark.slow
 def test_a_pruned_run_at_an_address_is_a_start(run_there):
     output = f"{run_there}/half"
     flags = [

@@ -203,6 +203,7 @@ JITTER = (
 )
 
 
+@pytest.mark.slow
 def test_draws_do_not_depend_on_workers_processes_or_where_a_run_resumed():
     """Of a function without a name, too."""
     dataset, kinds = ShapeSet("train", 7), (*JITTER, lambda example, rng: both(example, rng))

@@ -161,6 +161,7 @@ def test_finds_what_predictor_finds(folder, manifest, expected):
 
 
 @pytest.mark.parametrize("options", [{"batch": 2}, {"deepstream": True}], ids=["two", "any"])
+@pytest.mark.slow
 def test_batches_of_images_of_one_size(options, tmp_path, monkeypatch):
     """Two interleaved ones, and any number of planar ones."""
     config = small_config("quickstart", (64, 128), data__val_images="absent", **SMALL_TRUNK)

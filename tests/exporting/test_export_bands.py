@@ -50,7 +50,7 @@ def assert_close(found, expected, scores=1e-4):
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(kind, marks=pytest.mark.slow if "," not in kind else ()) for kind in KINDS
+        pytest.param(kind, marks=pytest.mark.slow if "deep" not in kind else ()) for kind in KINDS
     ],
 )
 def case(request, tmp_path_factory):

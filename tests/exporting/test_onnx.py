@@ -290,6 +290,7 @@ def test_models_without_exact_form_are_rejected(changes, options, message):
         export(config, {}, **options)
 
 
+@pytest.mark.slow
 def test_deepstream_is_told_the_outputs_of_a_model_of_boxes_alone(tmp_path):
     config = small_config("quickstart", (64, 64), model__mask_head__name="none", **SMALL_TRUNK)
     categories = [{"id": k, "name": f"class {k}"} for k in (1, 2, 3)]

@@ -26,6 +26,7 @@ def clients(address, server):
     started.close()
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_copies_goes_on_anywhere(
     clients, reference, address, tmp_path, request, figure
 ):

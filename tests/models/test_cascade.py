@@ -75,6 +75,7 @@ def prediction(variables, inputs):
 
 
 @pytest.mark.parametrize("image", IMAGES)
+@pytest.mark.slow
 def test_every_stage_in_prediction(prediction, inputs, image):
     expected, (_, stages) = golden("eval"), prediction
     height, width = inputs[1][image]
@@ -94,6 +95,7 @@ def test_every_stage_in_prediction(prediction, inputs, image):
 
 
 @pytest.mark.parametrize("image", IMAGES)
+@pytest.mark.slow
 def test_detections(prediction, image):
     expected = golden("eval")
     one = jax.tree.map(lambda leaf: leaf[image], prediction[0])
@@ -220,6 +222,7 @@ def tiny_cascade(**changes):
 
 
 @pytest.mark.parametrize("objects", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
 def test_a_batch_without_objects_and_boxes_outside_are_finite(objects):
     """Without objects all RoIs of all stages are background; a wild head throws boxes out."""
     config = tiny_cascade(mask_head=dict(name="none"))

@@ -278,7 +278,9 @@ def test_an_unknown_precision_or_recomputation_is_refused():
 
 
 def test_what_is_given_is_not_drawn_and_changes_nothing_else():
-    model = build_model(tiny_config().model)
+    config = tiny_config()
+    config.model.backbone = small_trunk.SECTION
+    model = build_model(config.model)
     drawn, wanted = init_variables(model, 5), abstract_variables(model)
     head = jax.tree.map(lambda x: np.full(x.shape, 7, x.dtype), wanted["params"]["box_head"])
     given = {**wanted, "params": {**wanted["params"], "box_head": head}}

@@ -115,7 +115,7 @@ def system(request):
 
 # Training with detectron2's rules is in test_cascade.py, too.
 trained_systems = pytest.mark.parametrize(
-    "system", [TORCHVISION, pytest.param(DETECTRON2, marks=pytest.mark.slow)],
+    "system", [pytest.param(one, marks=pytest.mark.slow) for one in (TORCHVISION, DETECTRON2)],
     ids=["torchvision", "detectron2"], indirect=True,
 )  # fmt: skip
 

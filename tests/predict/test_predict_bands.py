@@ -86,6 +86,7 @@ def test_a_three_band_tiff_is_its_png(tmp_path):
     assert expected.pixels is None and expected.band_names == ()
 
 
+@pytest.mark.slow
 def test_a_scene_in_any_depth_gives_the_same_detections(tmp_path):
     predictor = make(RGB, **SCALED)
     expected = predictor(SCENE)
@@ -110,7 +111,9 @@ def test_a_scene_in_any_depth_gives_the_same_detections(tmp_path):
         assert np.abs(found.image.astype(int) - expected.image).max() <= 1
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 13])
+@pytest.mark.parametrize(
+    "count", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4)), 13]
+)
 def test_finds_objects_in_any_number_of_bands(tmp_path, count, four):
     names = tuple(f"band {k}" for k in range(count))
     predictor = four if count == 4 else make(names, **DEEP)
@@ -282,6 +285,7 @@ def live(predictor, config) -> engines.ExportedModel:
 
 
 @pytest.mark.parametrize("tile", [0, 64])
+@pytest.mark.slow
 def test_what_a_file_calls_no_data_is_found_and_measured_around(tmp_path, tile):
     pixels = bands_of(2)
     pixels[:20] = 65535

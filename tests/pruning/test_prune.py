@@ -179,6 +179,7 @@ SLOW = [strong, grouped, resnext, regnet, cascade, convnext, vitdet]
 
 
 @pytest.mark.parametrize("make", [basic, *map(slow, SLOW)])
+@pytest.mark.slow
 def test_a_pruned_model_computes_what_zeros_would(make):
     options = as_recipe(make()).model
     model = build_model(options)

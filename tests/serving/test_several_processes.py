@@ -141,6 +141,7 @@ def test_workers_end_with_a_supervisor_that_is_killed():
 
 
 @pytest.mark.parametrize("broken", [pytest.param("0", marks=pytest.mark.slow), "1"])
+@pytest.mark.slow
 def test_one_that_fails_at_the_start_ends_all(broken):
     with running(**{BROKEN: broken}) as server:
         said = server.process.communicate(timeout=200)

@@ -86,6 +86,7 @@ def late_at_6(step, scores):
 
 
 @pytest.mark.parametrize(("step", "saved"), [(7, {"6"}), (9, {"6", "8"})])
+@pytest.mark.slow
 def test_a_stopped_run_whose_scores_are_late_goes_on_from_their_step(
     step, saved, whole, tmp_path, in_step, caplog
 ):
@@ -108,6 +109,7 @@ def test_a_stopped_run_whose_scores_are_late_goes_on_from_their_step(
 
 
 @pytest.mark.parametrize("logged", [False, True])
+@pytest.mark.slow
 def test_a_run_killed_after_a_checkpoint_without_scores_does_not_count_it(
     logged, whole, tmp_path, in_step, caplog
 ):

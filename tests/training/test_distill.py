@@ -295,6 +295,7 @@ def test_teachers_that_cannot_be_loaded_are_one_line(tmp_path):
         assert words in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_weights_file_is_a_teacher_with_its_recipe(tmp_path, monkeypatch):
     config = small_config()
     write_workdir(tmp_path / "recipe", as_recipe(config), [])
@@ -380,6 +381,7 @@ def test_a_teacher_of_other_classes_is_refused(monkeypatch):
         loading.open_teacher(as_recipe(config), model(), ["cat", "cow"])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_needs_the_same_teacher(tmp_path, stubbed, monkeypatch):
     def open_as(checksum):
         found = distillation(DistillOptions(checksum=checksum))

@@ -168,6 +168,7 @@ check_divisions({kind!r}, {{1, 2, 4}})
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+@pytest.mark.slow
 def test_flips_follow_the_image_and_not_its_row(trained):
     """The same images in another order give the same gradients."""
     batch = tiny_batch(4)

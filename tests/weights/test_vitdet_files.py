@@ -120,6 +120,7 @@ OTHERS = [("b", False), ("l", False), ("l", True), ("h", True)]
         *(pytest.param(*one, marks=pytest.mark.slow) for one in OTHERS),
     ],
 )
+@pytest.mark.slow
 def test_every_name_finds_a_place_of_its_shape(size, cascade):
     """Of whole models: only shapes are looked at, and where each number comes back."""
     shapes = vitdet_shapes(size, cascade)
