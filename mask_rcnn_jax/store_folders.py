@@ -10,7 +10,14 @@ from pathlib import Path
 
 from absl import logging
 
-from mask_rcnn_jax.stores import _errors_of, _store, _written, home, is_address, is_store
+from mask_rcnn_jax.stores import (
+    errors_of,
+    home,
+    is_address,
+    is_store,
+    store_of,
+    with_slashes,
+)
 
 
 def is_bucket(path: str | os.PathLike) -> bool:
@@ -20,7 +27,7 @@ def is_bucket(path: str | os.PathLike) -> bool:
 
 def full(address: str | os.PathLike) -> str:
     """Return an address with both slashes, of which a Path keeps one, and with none at its end."""
-    return _written(address).rstrip("/")
+    return with_slashes(address).rstrip("/")
 
 
 def list_tree(address: str) -> dict[str, int]:
@@ -28,8 +35,8 @@ def list_tree(address: str) -> dict[str, int]:
 
     Names that would leave a folder are left out. Errors are those of `stores.local_file`.
     """
-    with _errors_of(address):
-        store, inside = _store(address)
+    with errors_of(address):
+        store, inside = store_of(address)
         store.invalidate_cache()
         found = store.find(inside, detail=True)
     start = len(inside.rstrip("/")) + 1
@@ -42,8 +49,8 @@ def get_files(address: str, names: Iterable[str], folder: Path) -> None:
     targets = {name: folder / name for name in names}
     for target in targets.values():
         target.parent.mkdir(parents=True, exist_ok=True)
-    with _errors_of(address):
-        store, inside = _store(address)
+    with errors_of(address):
+        store, inside = store_of(address)
         if targets:
             store.get([f"{inside}/{name}" for name in targets], list(map(str, targets.values())))
 
@@ -51,8 +58,8 @@ def get_files(address: str, names: Iterable[str], folder: Path) -> None:
 def put_files(address: str, names: Iterable[str], folder: Path) -> None:
     """Put files of a folder below an address, in no order. OSError if that fails."""
     names = list(names)
-    with _errors_of(address, "written"):
-        store, inside = _store(address)
+    with errors_of(address, "written"):
+        store, inside = store_of(address)
         targets = [f"{inside}/{name}" for name in names]
         for target in targets if "file" in store.protocol else ():  # others have no folders
             os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -62,8 +69,8 @@ def put_files(address: str, names: Iterable[str], folder: Path) -> None:
 
 def read_bytes(address: str) -> bytes | None:
     """Return what is at an address; None if nothing is. Errors are those of `stores.local_file`."""
-    with _errors_of(address):
-        store, inside = _store(address)
+    with errors_of(address):
+        store, inside = store_of(address)
         store.invalidate_cache()
         try:
             store.info(inside)
@@ -74,8 +81,8 @@ def read_bytes(address: str) -> bytes | None:
 
 def write_bytes(address: str, content: bytes) -> None:
     """Put a small file. OSError if that fails."""
-    with _errors_of(address, "written"):
-        store, inside = _store(address)
+    with errors_of(address, "written"):
+        store, inside = store_of(address)
         if "file" in store.protocol:
             os.makedirs(os.path.dirname(inside), exist_ok=True)
         store.pipe_file(inside, content)
@@ -83,8 +90,8 @@ def write_bytes(address: str, content: bytes) -> None:
 
 def delete(address: str, names: Iterable[str]) -> None:
     """Delete files below an address, in that order. OSError if that fails."""
-    with _errors_of(address, "written"):
-        store, inside = _store(address)
+    with errors_of(address, "written"):
+        store, inside = store_of(address)
         for name in names:
             with suppress(FileNotFoundError):
                 store.rm_file(f"{inside}/{name}")

@@ -21,6 +21,7 @@ FREE = 5 << 30  # bytes of the disk that are left free
 SILENCE = 60.0  # seconds that a web server may send nothing; a file may take as long as it needs
 _LEFT = 86_400.0  # seconds after which a part of a file is that of a process that was killed
 _ADDRESS = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has one slash
+_SLASHES = {"file:": "///", "local:": "///"}  # after it, a path from the root
 _INSTALL = "pip install 'mask-rcnn-jax[stores]'"
 # Variables that name another server for the same addresses, which has other files.
 _SERVERS = (
@@ -64,9 +65,9 @@ def local_file(path: str | os.PathLike) -> Path:
     """
     if not is_address(path):
         return Path(path)
-    address = _written(path)
-    with _errors_of(address):
-        store, inside = _store(address)
+    address = with_slashes(path)
+    with errors_of(address):
+        store, inside = store_of(address)
         store.invalidate_cache()
         found = store.info(inside)
         if found.get("type") == "directory":
@@ -89,12 +90,12 @@ def open_file(address: str | os.PathLike, keep: bool = False) -> BinaryIO:
     It is fetched once; while less than `FREE` is free on the disk, each time, or, with `keep`,
     OSError is raised. Errors are those of `local_file`.
     """
-    address = _written(address)
+    address = with_slashes(address)
     target = _place(address)
     with suppress(FileNotFoundError):
         return open(target, "rb")
-    with _errors_of(address):
-        part = _fetched(*_store(address), target.parent)
+    with errors_of(address):
+        part = _fetched(*store_of(address), target.parent)
         file = open(part, "rb")
         if shutil.disk_usage(target.parent).free > FREE:
             os.replace(part, target)
@@ -114,9 +115,9 @@ def list_folder(address: str | os.PathLike) -> dict[str, bool]:
 
     Errors are those of `local_file`.
     """
-    address = _written(address)
-    with _errors_of(address):
-        store, inside = _store(address)
+    address = with_slashes(address)
+    with errors_of(address):
+        store, inside = store_of(address)
         try:
             found = store.ls(inside, detail=True)
         except (FileNotFoundError, NotADirectoryError):
@@ -131,9 +132,9 @@ def find_files(address: str | os.PathLike) -> list[str]:
 
     Errors are those of `local_file`.
     """
-    address = _written(address)
-    with _errors_of(address):
-        store, inside = _store(address)
+    address = with_slashes(address)
+    with errors_of(address):
+        store, inside = store_of(address)
         if glob.has_magic(inside) and not store.exists(inside):
             found = [path for path in store.glob(inside) if store.isfile(path)]
         else:
@@ -146,9 +147,9 @@ def put_file(path: str | os.PathLike, address: str | os.PathLike) -> None:
 
     Errors are those of `local_file`.
     """
-    address = _written(address)
-    with _errors_of(address, "written"):
-        store, inside = _store(address)
+    address = with_slashes(address)
+    with errors_of(address, "written"):
+        store, inside = store_of(address)
         if "file" in store.protocol:  # only there a reader can meet half of a file
             os.makedirs(os.path.dirname(inside), exist_ok=True)
             store.put_file(os.fspath(path), f"{inside}.tmp")
@@ -158,7 +159,7 @@ def put_file(path: str | os.PathLike, address: str | os.PathLike) -> None:
             store.invalidate_cache()
 
 
-def _store(address: str) -> tuple[Any, str]:
+def store_of(address: str) -> tuple[Any, str]:
     """The file system of an address, of which each process has its own, and the path in it."""
     from fsspec.core import url_to_fs  # takes 0.1 s, and most runs need none
 
@@ -192,9 +193,11 @@ def _fetched(store: Any, inside: str, folder: Path) -> str:
     return part
 
 
-def _written(path: str | os.PathLike) -> str:
-    """An address with both slashes, of which a Path keeps one."""
-    return re.sub("^([^/]+:)/(?!/)", r"\1//", str(path))
+def with_slashes(path: str | os.PathLike) -> str:
+    """An address with all of its slashes, of which a Path keeps one; a file's has three."""
+    return re.sub(
+        "^([^/]+:)/(?!/)", lambda one: one[1] + _SLASHES.get(one[1].lower(), "//"), str(path)
+    )
 
 
 def _name(address: str) -> str:
@@ -210,7 +213,7 @@ def _place(address: str, version: str = "") -> Path:
 
 
 @contextmanager
-def _errors_of(address: str, done: str = "read") -> Iterator[None]:
+def errors_of(address: str, done: str = "read") -> Iterator[None]:
     """Raise all errors, of which each store has its own, as OSError with the address."""
     try:
         yield

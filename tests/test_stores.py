@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import pytest
 
-from mask_rcnn_jax import stores
+from mask_rcnn_jax import store_folders, stores
 from mask_rcnn_jax.annotations.reader import read_regular
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.coco import check_coco, load_coco
@@ -158,6 +158,14 @@ def test_a_full_disk_keeps_no_tar(tmp_path, put, monkeypatch):
     monkeypatch.setattr(stores, "FREE", 1 << 60)
     with pytest.raises(OSError, match=f"{address}/a.tar .*GiB are free in .*, where it is kept"):
         read_regular(f"{address}/a.tar/a.png")
+
+
+def test_a_path_of_an_address_has_lost_slashes(tmp_path, put):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "a.txt").write_text("a")
+    address = f"{put(tmp_path / 'set')}/a.txt"
+    assert stores.local_file(Path(address)) == stores.local_file(address)
+    assert store_folders.full(Path(address)) == address
 
 
 def test_what_is_absent_is_named_by_its_address(tmp_path, put):
