@@ -122,7 +122,8 @@ class Mirror:
         for draft in self.folder.parent.glob("tmp.*"):  # of a process that was killed
             shutil.rmtree(draft, ignore_errors=True)
         tokens = self._tokens.read_text().split() if self._tokens.exists() else []
-        is_ours = owner in tokens  # nobody else wrote since, and the folder may be ahead
+        # Nobody else wrote since, and the folder may be ahead, unless a cleaner of disks was there.
+        is_ours = owner in tokens and self._has_step(max(whole_steps(names), default=-1))
         if is_ours:
             self._tokens.write_text(f"{owner} {self._token}")
         else:
@@ -139,6 +140,10 @@ class Mirror:
         self._copied = {**dict.fromkeys(names), **same}
         if jax.process_count() > 1:  # the others look at the address
             self._copy()
+
+    def _has_step(self, least: int) -> bool:
+        """Whether the folder has a checkpoint of that step or a later one; -1: none is needed."""
+        return max([-1, *checkpoint_steps(self.folder)]) >= least
 
     def _is_same(self, step: int) -> bool:
         sums = f"checkpoints/{step}/{SUMS}"
@@ -227,7 +232,10 @@ class Mirror:
         sizes = {name: _size(self.folder / name) for name in names}
         if all(self._copied.get(name) == size for name, size in sizes.items()) or sums not in names:
             return
-        # Of a checkpoint that was here before, or a part of one: no list may have its files.
+        # Of a checkpoint that was here before, or a part of one, which another run may have put
+        # until now: no list may have its files.
+        there = stores.list_tree(f"{self.address}/checkpoints/{step}")
+        self._copied = dict.fromkeys(f"checkpoints/{step}/{name}" for name in there) | self._copied
         others = self._below(step) - {*names}
         if others or sums in self._copied:
             self._delete([sums, *others])

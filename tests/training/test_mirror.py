@@ -202,6 +202,30 @@ def test_the_last_one_to_start_goes_on(here, whole, machine, tmp_path):
     check_same(here, whole, tmp_path / "copy")
 
 
+def test_files_that_another_run_was_still_putting_damage_nothing(here, machine):
+    """They come after this one has looked at the address."""
+    run_until(3, here)
+    machine("b")
+    late = f"{here}/checkpoints/8/state/late"
+    put = lambda step, *_: step == 6 and store_folders.write_bytes(late, b"a")  # noqa: E731
+    with pytest.raises(SystemExit):
+        stubbed_run.run(here, [put, stop_at(8)])
+    machine("c")
+    last = newest(here)
+    assert kept(stored_run.local(here)) == [str(last)]
+    assert "checkpoints/8/state/late" not in store_folders.list_tree(here)
+
+
+def test_a_folder_that_is_gone_is_fetched_again(here, whole, tmp_path):
+    """As by what cleans up a disk, which leaves some files."""
+    last = run_until(7, here)
+    shutil.rmtree(Mirror(here).folder)
+    seen = []
+    stubbed_run.run(here, [lambda step, *_: seen.append(step)])
+    assert seen[0] == last + 1
+    check_same(here, whole, tmp_path / "copy")
+
+
 def test_what_is_ahead_of_the_address_is_kept(here, machine, caplog):
     step = run_until(5, here)
     store_folders.delete(here, store_folders.list_tree(here))
