@@ -219,7 +219,7 @@ def check_written(
     in_store: it may be the address of an object store, but of no other place.
     """
     if is_address(path):
-        if in_store and is_bucket(path):
+        if in_store and is_bucket(path) and "://" in full(path):
             return
         expected = "a path or the address of a store, such as s3://bucket/run"
         raise ValueError(

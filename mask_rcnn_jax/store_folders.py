@@ -19,6 +19,8 @@ from mask_rcnn_jax.stores import (
     with_slashes,
 )
 
+PROBE = ".write_test_"  # names of what is put to see whether that can be
+
 
 def is_bucket(path: str | os.PathLike) -> bool:
     """Whether it is an address where folders are read and written."""
@@ -99,7 +101,7 @@ def delete(address: str, names: Iterable[str]) -> None:
 
 def check_writable(address: str) -> None:
     """Raise OSError, before the work, if nothing can be put below an address."""
-    name = f".write_test_{uuid.uuid4().hex}"
+    name = f"{PROBE}{uuid.uuid4().hex}"
     write_bytes(f"{address}/{name}", b"")
     delete(address, [name])
 
@@ -121,6 +123,10 @@ def written_at(output: str | os.PathLike) -> Iterator[Path]:
         yield Path(output)
         return
     parent, _, name = full(output).rpartition("/")
+    if "://" not in parent:
+        raise ValueError(
+            f"{output} is a whole store, expected a name below it, such as s3://bucket/out"
+        )
     check_writable(parent)
     drafts = home() / "outputs"
     drafts.mkdir(parents=True, exist_ok=True)

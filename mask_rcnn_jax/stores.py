@@ -77,7 +77,7 @@ def local_file(path: str | os.PathLike) -> Path:
         known = any(found.get(name) for name in _CHANGES[1:])
         if not (known and target.exists()):
             os.replace(_fetched(store, inside, target.parent), target)
-            for other in target.parent.glob(f"{_name(address)}-*-*"):
+            for other in target.parent.glob(f"{key_of(address)}-*-*"):
                 if other != target:
                     with suppress(OSError):
                         other.unlink()
@@ -200,14 +200,15 @@ def with_slashes(path: str | os.PathLike) -> str:
     )
 
 
-def _name(address: str) -> str:
+def key_of(address: str) -> str:
+    """64 characters that stand for an address on the server that the environment names."""
     servers = [f"{name}={os.environ[name]}" for name in _SERVERS if os.environ.get(name)]
     return hashlib.sha256(" ".join([address, *servers]).encode()).hexdigest()
 
 
 def _place(address: str, version: str = "") -> Path:
     """Where the copy is kept, with the name of the file, which messages show, at its end."""
-    name, plain = _name(address), address.partition("?")[0].rpartition("/")[2]
+    name, plain = key_of(address), address.partition("?")[0].rpartition("/")[2]
     shown = re.sub("[^A-Za-z0-9._-]", "_", plain)[-100:]
     return home() / "objects" / name[:2] / f"{name}{version}-{shown}"
 

@@ -72,7 +72,10 @@ def ask(tars: str, query: str, *values: Any) -> tuple[Index, list[tuple]]:
             index.path.unlink()
         forget()
     index = index_of(tars)
-    return index, _rows(index.path, query, values)
+    try:
+        return index, _rows(index.path, query, values)
+    except sqlite3.Error as error:
+        raise OSError(f"{index.path}, an index of tars, cannot be read: {error}") from error
 
 
 def fetch(tars: Sequence[str]) -> None:
@@ -117,8 +120,7 @@ def _write(target: Path, tars: tuple[str, ...]) -> None:
         descriptor, part = tempfile.mkstemp(dir=target.parent, prefix=".part")
         os.close(descriptor)
     except OSError as error:
-        advice = "MASK_RCNN_HOME names a folder for it"
-        raise OSError(f"no index of {tars[0]} can be written ({error}); {advice}") from error
+        raise _unwritten(tars, error) from error
     try:
         # Locks are for files that others write, and network disks may have none.
         with closing(sqlite3.connect(f"{Path(part).as_uri()}?nolock=1", uri=True)) as database:
@@ -132,10 +134,17 @@ def _write(target: Path, tars: tuple[str, ...]) -> None:
         with open(part, "rb") as file:
             os.fsync(file.fileno())
         os.replace(part, target)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             os.unlink(part)
+        if isinstance(error, sqlite3.Error):
+            raise _unwritten(tars, error) from error
         raise
+
+
+def _unwritten(tars: Sequence[str], error: Exception) -> OSError:
+    advice = "MASK_RCNN_HOME names a folder for it"
+    return OSError(f"no index of {tars[0]} can be written ({error}); {advice}")
 
 
 def _members(tar: str) -> Iterable[_Row]:

@@ -45,6 +45,7 @@ from mask_rcnn_jax.training.reports import NAME as REPORT_NAME
 from mask_rcnn_jax.training.reports import write_run_report
 from mask_rcnn_jax.training.setup import (
     abstract_train_batch,
+    check_same_run,
     initial_state,
     open_workdir,
 )
@@ -111,9 +112,13 @@ def train(
     recipe = as_recipe(config)
     loggers = resolve_loggers([*recipe.train.loggers, *loggers])  # before minutes of reading data
     on_first(lambda: check_loggers(loggers))
-    if not on_first(mirror.has_checkpoint) and recipe.model.init_from:
+    is_begun = on_first(mirror.has_checkpoint)
+    if not is_begun and recipe.model.init_from:
         on_first(lambda: pretrained.check_source(recipe.model.init_from))
     work, teacher = prepare(recipe, mesh, (train_set, val_set), augment, optimizer, losses)
+    if is_begun and mirror.address:  # a mistake takes nothing from a run that is at work there
+        classes = categories(work.train_set)
+        on_first(lambda: check_same_run(mirror.address, work.recipe, classes))
     with locked(workdir, mirror.check) as check_lock, mirror.opened():  # nothing is written before
         resuming = on_first(lambda: has_checkpoint(workdir))
         options = dict(resuming=resuming, accept_mismatch=accept_mismatch)

@@ -319,7 +319,7 @@ def _is_log(name: str) -> bool:
     """Whether it is a file of a run, but not of its checkpoints, and complete."""
     last = name.rpartition("/")[2]
     is_draft = last.endswith(".tmp") or last.startswith("tmp.")
-    return not (name.startswith(("checkpoints/", LOCK, OWNER)) or is_draft)
+    return not (name.startswith(("checkpoints/", LOCK, OWNER, stores.PROBE)) or is_draft)
 
 
 def _size(path: Path) -> Size | None:

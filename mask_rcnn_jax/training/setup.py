@@ -313,15 +313,19 @@ def open_workdir(
     """
     path, steps = Path(workdir) / "config.json", recipe.train.steps
     if resuming and path.exists():
-        steps = _check_same_run(path, recipe, categories)
+        steps = check_same_run(workdir, recipe, categories)
     write_workdir(workdir, recipe, categories)
     return steps
 
 
-def _check_same_run(path: Path, recipe: Recipe, categories: list[dict]) -> int:
+def check_same_run(workdir: str | Path, recipe: Recipe, categories: list[dict]) -> int:
+    """Return the `train.steps` of the run in a workdir, or at its address.
+
+    Raises ValueError if it is of another recipe or other classes, OSError if it cannot be read.
+    """
     try:
         with consent.allow_code(named_code(recipe.to_dict()).values()):
-            old, old_categories = read_workdir(path.parent)
+            old, old_categories = read_workdir(workdir)
     except ValueError as error:
         raise ValueError(f"{error}; choose another --workdir") from error
     before, now = map(entries_in_json, (old, recipe))
@@ -332,7 +336,7 @@ def _check_same_run(path: Path, recipe: Recipe, categories: list[dict]) -> int:
             shorter = ", which may only be raised" if name in LENGTH else ""
             was, found = (cut(repr(entries.get(name))) for entries in (before, now))
             raise ValueError(
-                f"{path.parent} holds a run of another config: {name} was {was} and is {found} "
+                f"{workdir} holds a run of another config: {name} was {was} and is {found} "
                 f"now{shorter}; choose another --workdir or set it back"
             )
     if changed := [name for name in SCORING if before.get(name) != now.get(name)]:
@@ -344,7 +348,5 @@ def _check_same_run(path: Path, recipe: Recipe, categories: list[dict]) -> int:
             *(name, was, found, more),
         )
     if old_categories != json.loads(json.dumps(categories)):
-        raise ValueError(
-            f"{path.parent} holds a run with other categories, choose another --workdir"
-        )
+        raise ValueError(f"{workdir} holds a run with other categories, choose another --workdir")
     return old.train.steps

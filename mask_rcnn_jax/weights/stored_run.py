@@ -18,7 +18,7 @@ from pathlib import Path
 from absl import logging
 
 from mask_rcnn_jax.store_folders import full, get_files, list_tree, read_bytes
-from mask_rcnn_jax.stores import home, local_file
+from mask_rcnn_jax.stores import home, key_of, local_file
 from mask_rcnn_jax.weights.checksums import FILE_NAME as SUMS
 from mask_rcnn_jax.weights.checksums import find_damage
 
@@ -93,8 +93,8 @@ def fetch_checkpoint(run: str, step: int) -> tuple[Path, str | None]:
 
 def place(run: str, part: str) -> Path:
     """Where a part of what is kept of a run lies: a folder with the run's name."""
-    name = re.sub("[^A-Za-z0-9._-]", "_", run.rpartition("/")[2])[-100:]
-    return home() / "runs" / hashlib.sha256(run.encode()).hexdigest()[:16] / part / name
+    name = re.sub("^[.]+|[^A-Za-z0-9._-]", "_", run.rpartition("/")[2])[-100:]
+    return home() / "runs" / key_of(run)[:16] / part / name
 
 
 def _whole_model(address: str) -> Path:

@@ -2,6 +2,7 @@
 
 import io
 import os
+import resource
 import sqlite3
 import subprocess
 import tarfile
@@ -131,6 +132,17 @@ def test_a_folder_in_which_no_index_can_be_written_is_named(tmp_path, monkeypatc
 
 def _read(tars, names, results):
     results.put([read_regular(f"{tars}/{name}") for name in names])
+
+
+def test_a_disk_that_is_full_is_named(tmp_path):
+    write_tar(tmp_path / "a.tar", *(member(f"{n:0>90}", b"a") for n in range(500)))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
+    try:
+        with pytest.raises(OSError, match=f"no index of {tmp_path}/a.tar can be written .*HOME"):
+            find_members(f"{tmp_path}/a.tar")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

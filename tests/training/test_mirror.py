@@ -226,6 +226,55 @@ def test_a_folder_that_is_gone_is_fetched_again(here, whole, tmp_path):
     check_same(here, whole, tmp_path / "copy")
 
 
+def test_a_start_by_mistake_takes_nothing_from_a_run(here, whole, machine, tmp_path):
+    """Of another config, on another machine, while the run is at step 5."""
+
+    def log(step, values, images):
+        if step == 5:
+            machine("b")
+            with pytest.raises(ValueError, match=f"{here} holds a run of another config: train.st"):
+                stubbed_run.run(here, steps=stubbed_run.STEPS - 1)
+            machine("a")
+
+    assert int(stubbed_run.run(here, [log]).step) == stubbed_run.STEPS
+    check_same(here, whole, tmp_path / "copy")
+
+
+def test_a_run_on_another_server_has_a_folder_of_its_own(monkeypatch, here):
+    before = Mirror(here).folder
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://localhost:9")
+    assert Mirror(here).folder != before
+
+
+@pytest.mark.parametrize("name", ["..", "."])
+def test_a_run_stays_in_its_folder_whatever_its_name(name, here):
+    top = stored_run.place(f"{here}/{name}", "train").resolve()
+    assert top.parent == Mirror(f"{here}/{name}").folder.resolve().parent
+    assert top.parent.name == "train"
+
+
+@pytest.mark.parametrize("address", ["s3://", "file://", "s3:/"])
+def test_an_address_names_something(address):
+    for use in (stubbed_run.run, lambda one: store_folders.written_at(one).__enter__()):
+        with pytest.raises(ValueError, match="expected .* such as s3://bucket/"):
+            use(address)
+
+
+def test_a_store_that_answers_nonsense_ends_no_run(here, whole, monkeypatch, tmp_path, caplog):
+    """As a proxy does, whose page is no json: some packages raise ValueError."""
+    read, answers = store_folders.read_bytes, iter([*range(4)])
+
+    def read_or_fail(address):
+        if address.endswith(OWNER) and next(answers, 0) == 2:
+            raise ValueError("Expecting value: line 1 column 1")
+        return read(address)
+
+    monkeypatch.setattr(store_folders, "read_bytes", read_or_fail)
+    stubbed_run.run(here)
+    assert "Expecting value: line 1 column 1; the run goes on" in caplog.text
+    check_same(here, whole, tmp_path / "copy")
+
+
 def test_what_is_ahead_of_the_address_is_kept(here, machine, caplog):
     step = run_until(5, here)
     store_folders.delete(here, store_folders.list_tree(here))
