@@ -106,8 +106,9 @@ def detect_images(
             return item, predictor.prepare(image)
         except UnfitImage as error:
             return item, UnfitImage(f"{source}: {error}")
-        except ValueError as error:  # also UndecodableImage
-            return item, error
+        except ValueError as error:  # also UndecodableImage; Python's own name no file
+            is_named = source in str(error)
+            return item, error if is_named else UndecodableImage(f"{source}: {error}")
         except OSError as error:
             if error.errno in OF_MACHINE:
                 raise

@@ -4,6 +4,7 @@ import glob
 import os
 import posixpath
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -237,13 +238,20 @@ def _unique(stem: PurePosixPath, suffix: str, taken: set[str]) -> PurePosixPath:
     return unique
 
 
+def resolved(sources: Iterable[str]) -> Iterator[Path]:
+    """Yield the files of sources that are no addresses, without those that can be none."""
+    for source in sources:
+        if "://" not in source:
+            with suppress(ValueError, RuntimeError):  # NUL or half a character; a loop of links
+                yield Path(source).resolve()
+
+
 def check_overwrite(inputs: Iterable[Input], output: Path) -> None:
     """Raise ValueError if the drawing of an image or a video would replace an input."""
     sources, targets = set[Path](), set[Path]()
     for one in inputs:
         targets.add((output / one.target).resolve())
-        if "://" not in one.source:
-            sources.add(Path(one.source).resolve())
+        sources.update(resolved([one.source]))
     overwritten = sources & targets
     if overwritten:
         raise ValueError(

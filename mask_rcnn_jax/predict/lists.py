@@ -29,6 +29,8 @@ KEY = "file_name"  # that COCO's images have, and the metadata.jsonl of Hugging 
 _LONGEST = 1 << 16  # bytes of a line of paths
 _ROWS = 1 << 14  # of a Parquet file at a time
 _ADDRESS = re.compile("[A-Za-z][A-Za-z0-9+.-]+://")
+_UNNAMEABLE = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")  # what no name of a file has
+_MOST_BYTES = 200  # of the name of a drawing without its ending; file systems allow 255 with it
 
 
 class Shard(NamedTuple):
@@ -47,10 +49,11 @@ class Shard(NamedTuple):
 
 
 def read_shard(text: str) -> Shard:
-    """Return the shard of "i/n"; ValueError unless 0 <= i < n."""
-    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
+    """Return the shard of "i/n"; ValueError unless 0 <= i < n < 100,000."""
+    found = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text.strip())  # so are the names of parts
     if not found or int(found[1]) >= int(found[2]):
-        raise ValueError(f"--shard is {text!r}, expected i/n with i from 0 to n - 1, such as 0/8")
+        expected = "i/n with i from 0 to n - 1 and n up to 99,999, such as 0/8"
+        raise ValueError(f"--shard is {text!r}, expected {expected}")
     return Shard(int(found[1]), int(found[2]))
 
 
@@ -108,6 +111,8 @@ class Images:
         for item in lists if public_only else ():
             if stores.is_address(item.removeprefix("@")):
                 raise ValueError(f"--input {item}: --public_addresses_only reads lists from files")
+        if list(lists).count(STDIN) > 1:
+            raise ValueError(f"--input {STDIN} is given twice: there is one standard input")
         self._found, self._key = found, key
         self._lists = [(item, _local_list(item)) for item in lists]
         self._public_only, self._has_targets = public_only, has_targets
@@ -254,5 +259,7 @@ def _below_output(name: str) -> PurePosixPath:
     plain = name
     if found := _ADDRESS.match(name):
         plain = unquote(name[found.end() :].partition("?")[0])
-    kept = [part for part in PurePosixPath(plain).parts if part not in ("/", "//", "..")]
+    parts = (part for part in PurePosixPath(plain).parts if part not in ("/", "//", ".."))
+    kept = [_UNNAMEABLE.sub("_", part) for part in parts]
+    kept = [os.fsencode(part)[-_MOST_BYTES:].decode(errors="surrogateescape") for part in kept]
     return PurePosixPath(*kept) if kept else PurePosixPath("image")

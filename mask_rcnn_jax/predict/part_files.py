@@ -8,18 +8,19 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mask_rcnn_jax import stores
+from mask_rcnn_jax import store_folders, stores
 from mask_rcnn_jax.predict.lists import Shard, import_parquet
 
 FORMATS = ("jsonl", "parquet")
 RECORD = ".json"
-_NAME = re.compile(r"part-(\d+)-of-(\d+)-(\d+)\.(jsonl|parquet|json)")
+_NAME = re.compile(r"part-(\d{5})-of-(\d{5})-(\d{6,})\.(jsonl|parquet|json)")
+_HALF = re.compile(r"\\u(d[89a-f][0-9a-f]{2}|005c)")  # or a backslash that looks like one
 _LEFT = 3600.0  # seconds without a change after which a draft is that of a process that was killed
 _BLOCK = 1 << 16  # bytes of a part that are read at a time
 _ROWS = 256  # of a Parquet part at a time
@@ -106,6 +107,14 @@ def _sync_folder(folder: str) -> None:
             os.close(descriptor)
 
 
+def delete_record(folder: str, file: PartFile) -> None:
+    """Delete the record of a part, which is then not done."""
+    if stores.is_address(folder):
+        store_folders.delete(folder, [file.stem + RECORD])
+    else:
+        Path(folder, file.stem + RECORD).unlink(missing_ok=True)
+
+
 def delete_drafts(folder: str, shard: Shard) -> None:
     """Delete what killed processes left of the shard's parts."""
     place = tempfile.gettempdir() if stores.is_address(folder) else folder
@@ -126,7 +135,7 @@ def write_lines(path: Path, lines: Iterable[dict[str, Any]], format: str) -> Non
     schema = _schema()
     with import_parquet("--part_format parquet").ParquetWriter(path, schema) as writer:
         lines = iter(lines)
-        while some := list(islice(lines, _ROWS)):
+        while some := [_with_texts(line, _whole) for line in islice(lines, _ROWS)]:
             writer.write_table(pyarrow.Table.from_pylist(some, schema))
 
 
@@ -134,9 +143,26 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield what `write_lines` wrote; the file is only open while some of it is read, so that there
     may be thousands. ValueError if it is damaged."""
     try:
-        yield from (_read_parquet if path.name.endswith(".parquet") else _read_jsonl)(path)
-    except (ValueError, RecursionError) as error:
+        for line in (_read_parquet if path.name.endswith(".parquet") else _read_jsonl)(path):
+            _check_line(line)
+            yield line
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        text = " ".join(str(error).split())  # of pyarrow, without the name
+        raise ValueError(f"{path} is damaged: {text}") from error
+
+
+def _check_line(line: Any) -> None:
+    if not isinstance(line, dict) or not isinstance(line.get("image_id"), int):
+        raise ValueError("it holds a line without an image_id")
+    found = line.get("detections", [])
+    if not isinstance(line.get("file_name"), str) or not isinstance(line.get("skipped", ""), str):
+        raise ValueError(f"image {line['image_id']} has no name")
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise ValueError(f"image {line['image_id']} has no list of detections")
 
 
 def _read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
@@ -163,7 +189,27 @@ def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
             for entry in line.get("detections", ()):
                 for absent in [name for name, value in entry.items() if value is None]:
                     del entry[absent]
-            yield line
+            yield _with_texts(line, _with_halves)
+
+
+def _with_texts(line: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """The line with other texts, in the same order."""
+    names = [name for name in ("file_name", "skipped") if name in line]
+    texts: dict[str, Any] = {name: change(line[name]) for name in names}
+    if (found := line.get("detections")) is not None:
+        texts["detections"] = [one | {"category": change(one["category"])} for one in found]
+    return line | texts
+
+
+def _whole(text: str) -> str:
+    """The text as Parquet can hold it: without halves of characters, as in the name of a file that
+    is not UTF-8, which become \\udcff, as in JSON."""
+    escaped = _HALF.sub(lambda found: r"\u005c" + found[0][1:], text)
+    return escaped.encode(errors="backslashreplace").decode()
+
+
+def _with_halves(text: str) -> str:
+    return _HALF.sub(lambda found: chr(int(found[1], 16)), text)
 
 
 def _schema() -> Any:

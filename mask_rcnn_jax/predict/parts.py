@@ -22,6 +22,7 @@ from mask_rcnn_jax.predict.part_files import (
     RECORD,
     PartFile,
     delete_drafts,
+    delete_record,
     list_parts,
     local_copy,
     place_of,
@@ -124,6 +125,8 @@ def write_parts(predictor: Predictor, images: Images, folder: str, parts: Parts)
             kept += 1
             progress.advance(len(inputs))
         else:
+            if file._replace(ending="json") in found:  # left of a part that was deleted
+                delete_record(folder, file)
             record = _write_part(predictor, inputs, folder, file, wanted, unused, progress)
         done, skipped = done + record["done"], skipped + record["skipped"]
     for line in unused.lines():
@@ -138,7 +141,9 @@ def read_record(folder: str, file: PartFile) -> dict[str, Any]:
     try:
         record = json.loads(path.read_bytes())
         # Of another version, entries are missing.
-        return {name: record[name] for name in ("done", "skipped", "detections", *_CHECKED)}
+        counts = {name: int(record[name]) for name in ("inputs", "done", "skipped", "detections")}
+        settings = {"settings": dict(record["settings"])}
+        return {name: record[name] for name in _CHECKED} | counts | settings
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{place_of(folder, file.stem + RECORD)} is damaged: {error}") from error
 

@@ -15,7 +15,7 @@ from pycocotools import mask as coco_mask
 
 from mask_rcnn_jax.evaluation.visualize import write_image, write_pixels
 from mask_rcnn_jax.predict.geo import write_geojson, write_gpkg
-from mask_rcnn_jax.predict.inputs import Input
+from mask_rcnn_jax.predict.inputs import Input, resolved
 from mask_rcnn_jax.predict.outlines import join_parts, outer_parts
 from mask_rcnn_jax.predict.result import Result
 from mask_rcnn_jax.predict.tables import import_tifffile, region_rows, write_label_image
@@ -173,7 +173,7 @@ def check_replaced(
         import_tifffile()
     if not per_image(kinds):
         return
-    found = [Path(source).resolve() for source in sources if "://" not in source]
+    found = list(resolved(sources))
     for kind in per_image(kinds):
         place = folder / FOLDERS[kind]
         inside = [path for path in found if path.is_relative_to(place.resolve())]

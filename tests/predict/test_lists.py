@@ -14,6 +14,7 @@ import pytest
 from mask_rcnn_jax.images.decode import UndecodableImage
 from mask_rcnn_jax.predict.inputs import Input, read_image
 from mask_rcnn_jax.predict.lists import Images, Shard, find_images, is_list, read_shard
+from mask_rcnn_jax.predict.saving import check_replaced
 
 NAMES = ["a.jpg", "deep/b c.png", "/data/ü.jpg", "s3://bucket/x/a.jpg", "https://e.org/a.jpg?x=1"]
 
@@ -112,6 +113,26 @@ def test_the_key_of_the_names_is_given_or_named(tmp_path):
             find_images([item], tmp_path / "out")
 
 
+def test_names_that_no_file_has_are_left_to_the_reader(tmp_path, monkeypatch):
+    """One line of a million, or an address longer than a name may be, ends nothing."""
+    monkeypatch.chdir(tmp_path)
+    os.symlink("loop.png", "loop.png")
+    long = f"https://e.org/{'ü' * 300}.png"
+    names = ["a\0b.png", "\ud800.png", "loop.png", "x" * 300, long]
+    images, _ = find_images([write_list(tmp_path / "x.jsonl", names)], tmp_path / "out")
+    assert [one.name for one in images] == names
+    for one in images:
+        drawing = tmp_path / "out" / one.target
+        drawing.parent.mkdir(parents=True, exist_ok=True)
+        drawing.touch()
+    check_replaced([one.source for one in images], images, tmp_path / "out", ["yolo"])
+
+
+def test_standard_input_is_read_once(tmp_path):
+    with pytest.raises(ValueError, match="--input - is given twice"):
+        find_images(["-", "-"], tmp_path / "out")
+
+
 def test_absent_and_private_lists(tmp_path):
     for item in ("@none.txt", "none.jsonl", f"@{tmp_path}"):
         with pytest.raises(ValueError, match=f"--input {item}: no such list"):
@@ -152,7 +173,7 @@ def test_shards_are_a_function_of_the_name(tmp_path):
 
 def test_a_shard_is_read_from_its_flag():
     assert read_shard("0/1") == (0, 1) and read_shard(" 7/8") == (7, 8)
-    for text in ("8/8", "1", "-1/8", "0/0", "a/b", "1/2/3", ""):
+    for text in ("8/8", "1", "-1/8", "0/0", "a/b", "1/2/3", "", "0/100000"):
         with pytest.raises(ValueError, match=r"--shard is .*expected i/n"):
             read_shard(text)
 
