@@ -14,6 +14,7 @@ docs/serving.md.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from absl import flags, logging
 
@@ -46,6 +47,22 @@ def serve(
     accept_mismatch: bool = False,
 ) -> None:
     """Serve a model until SIGTERM or Ctrl-C; arguments as the flags, or an exported model."""
+    with workers.ending_with(worker.supervisor) if worker else nullcontext():
+        service = _service(
+            recipe, weights, score_threshold, batch_size, limits, worker, accept_mismatch
+        )
+    server.run(service, worker.supervisor if worker else None)
+
+
+def _service(
+    recipe: Recipe | None,
+    weights: str | Exported,
+    score_threshold: float,
+    batch_size: int,
+    limits: Limits,
+    worker: workers.Worker | None,
+    accept_mismatch: bool,
+) -> Service:
     if isinstance(weights, Exported):
         size = batch_size or weights.batch or default_batch_size()
         predictor = load_predictor(weights, score_threshold, size, recipe=recipe)
@@ -56,10 +73,9 @@ def serve(
         predictor = Predictor(recipe, variables, size, categories, split_partial=True)
     logging.info("compiling for batches of %d", predictor.images_at_once)
     if worker is None:
-        server.run(Service(predictor, limits))
-    else:
-        counts = workers.open_counts(worker.counts, worker.total)
-        server.run(Service(predictor, limits, counts, worker.number), worker.supervisor)
+        return Service(predictor, limits)
+    counts = workers.open_counts(worker.counts, worker.total)
+    return Service(predictor, limits, counts, worker.number)
 
 
 def _define_flags() -> None:

@@ -99,9 +99,9 @@ class _Workers:
     def check(self) -> None:
         """Raise SystemExit if one has ended, which none should before all are ready."""
         for index, (process, _) in enumerate(self._running):
-            if code := process.poll():
-                if code < 0:
-                    logging.error("worker %d %s before it was ready", index, _end(code))
+            if (code := process.poll()) is not None:
+                if code <= 0:
+                    logging.error("worker %d %s before all were ready", index, _end(code))
                 raise SystemExit(max(code, 1))
 
     def check_memory(self) -> None:
@@ -124,8 +124,14 @@ class _Workers:
             if row["alive"]:
                 logging.warning("worker %d %s, and is replaced", index, _end(code))
                 row["alive"] = row["ready"] = row["waiting"] = row["connections"] = 0
-            if time.monotonic() - since >= RESTART_SECONDS:
+            if time.monotonic() - since < RESTART_SECONDS:
+                continue
+            try:
                 self._running[index] = self._started(index)
+            except OSError as error:  # there may be memory, or a place for a process, later
+                logging.error("worker %d cannot be started: %s", index, error)
+                self._counts[index]["alive"] = 0
+                self._running[index] = _Process(process, time.monotonic())
 
     def stop(self, told: list[int]) -> None:
         """Let them finish what is in flight, unless they are told again."""

@@ -4,7 +4,9 @@ import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import jax
@@ -54,6 +56,24 @@ def given() -> Worker | None:
     """Return what this process was given if it is a worker. Its own children are none."""
     text = os.environ.pop(GIVEN, None)
     return Worker(*map(int, text.split())) if text else None
+
+
+@contextmanager
+def ending_with(supervisor: int) -> Iterator[None]:
+    """End this process where its supervisor ends inside the block, such as while it compiles: until
+    then it would keep the port."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(0.5):
+            if os.getppid() != supervisor:
+                os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
 
 
 def open_counts(file: int, count: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from mask_rcnn_jax.serving import supervisor, workers
 from mask_rcnn_jax.serving.server import Server
 from tests.commands.command import ROOT, run_captured
 from tests.serving.asking import ask, ask_on, classes, connect, opened, png, wait_until
-from tests.serving.stub_workers import BROKEN, FATAL, SECONDS, SLOW
+from tests.serving.stub_workers import BROKEN, COMPILING, FATAL, GONE, SECONDS, SLOW
 
 IDLE = workers.Share((), {})
 
@@ -146,6 +146,57 @@ def test_one_that_fails_at_the_start_ends_all(broken):
     with running(**{BROKEN: broken}) as server:
         said = server.process.communicate(timeout=200)
         assert (server.process.returncode, said) == (1, ("", "error: no weights\n"))
+
+
+def test_one_that_ends_without_an_error_is_not_waited_for():
+    with running(**{GONE: "0"}) as server:
+        out, log = server.process.communicate(timeout=60)
+        assert (server.process.returncode, out) == (1, "")
+        assert "worker 0 ended with code 0 before all were ready" in log
+
+
+def test_one_that_compiles_ends_with_a_supervisor_that_is_killed():
+    """Or it would keep the port from the next one."""
+    with compiling() as (process, pid):
+        process.kill()
+        wait_until(lambda: not is_running(pid))
+
+
+def test_sigterm_ends_what_compiles_at_once():
+    with compiling() as (process, pid):
+        process.terminate()
+        assert process.wait(timeout=15) == 0 and not is_running(pid)
+
+
+@contextlib.contextmanager
+def compiling():
+    """A supervisor, and the process of a worker that does not get ready."""
+    command = [sys.executable, "-m", "tests.serving.stub_workers", "2"]
+    environment = os.environ | {COMPILING: "0"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=pipe) as process:
+        try:
+            assert process.stdout.readline() == "compiling\n"
+            (pid,) = children(SimpleNamespace(process=process))
+            yield process, pid
+        finally:
+            process.kill()
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again(monkeypatch, tmp_path, caplog):
+    with Server() as server, open(tmp_path / "counts", "w+b") as file:
+        with supervisor._Workers(server, [IDLE], file) as started:
+            monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-c", ""])
+            started.start(1)
+            started._running[0].process.wait()
+            monkeypatch.setattr(supervisor, "RESTART_SECONDS", 0.0)
+            with monkeypatch.context() as patched:
+                patched.setattr(sys, "executable", str(tmp_path / "none"))
+                started.replace()
+            assert "worker 0 cannot be started" in caplog.text
+            ended = started._running[0].process.pid
+            started.replace()
+            assert started._running[0].process.pid != ended
 
 
 def test_cpus_are_divided(monkeypatch):
