@@ -58,6 +58,7 @@ from mask_rcnn_jax.weights.restore import restore, restore_recipe
 
 MOST_HEADERS = 2000  # that are read to choose canvases
 DRAWN = ("labels", "scores", "boxes", "masks")
+OF_A_RUN = ("workdir", "weights", "artifact", "input", "shard", "part_size", "part_format", "save")
 
 
 @dataclass(frozen=True)
@@ -261,10 +262,9 @@ def _define_flags() -> None:
 
 def main(_: Sequence[str]) -> None:
     FLAGS = flags.FLAGS
-    if FLAGS.merge:
-        others = ("workdir", "weights", "artifact", "input", "shard", "part_size", "save")
-        for name in (name for name in others if getattr(FLAGS, name)):
-            raise ValueError(f"--merge takes --output alone, not --{name}")
+    if FLAGS.merge is not None:
+        if others := [name for name in OF_A_RUN if FLAGS[name].present]:
+            raise ValueError(f"--merge takes --output alone, not --{others[0]}")
         return merge_parts(FLAGS.merge, FLAGS.output or FLAGS.merge)
     weights, inputs, output = given_model("infer"), FLAGS.input, FLAGS.output
     save = _split(FLAGS.save)

@@ -10,6 +10,7 @@ import re
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -152,8 +153,9 @@ def put_file(path: str | os.PathLike, address: str | os.PathLike) -> None:
         store, inside = store_of(address)
         if "file" in store.protocol:  # only there a reader can meet half of a file
             os.makedirs(os.path.dirname(inside), exist_ok=True)
-            store.put_file(os.fspath(path), f"{inside}.tmp")
-            os.replace(f"{inside}.tmp", inside)
+            part = f"{inside}.{uuid.uuid4().hex}.tmp"  # another process may write the same
+            store.put_file(os.fspath(path), part)
+            os.replace(part, inside)
         else:
             store.put_file(os.fspath(path), inside)
             store.invalidate_cache()

@@ -452,3 +452,23 @@ def test_weights_at_an_address_are_those_of_the_file(tmp_path, put):
     assert Path(found).suffix == ".safetensors" and Path(found).read_bytes() == b"weights"
     with pytest.raises(OSError, match="/none.pth: no such file"):
         published.local(f"{put(folder)}/none.pth")
+
+
+def test_two_processes_may_put_the_same_file(tmp_path, monkeypatch):
+    """One is done while the other writes: neither meets half of a file."""
+    from fsspec.implementations.local import LocalFileSystem
+
+    address, put = f"file://{tmp_path}/out/part", LocalFileSystem.put_file
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(name)
+
+    def slowly(self, path, target, **options):
+        put(self, path, target, **options)
+        if path.endswith("one"):
+            stores.put_file(tmp_path / "two", address)
+            assert (tmp_path / "out" / "part").read_text() == "two"
+
+    monkeypatch.setattr(LocalFileSystem, "put_file", slowly)
+    stores.put_file(tmp_path / "one", address)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["part"]
+    assert (tmp_path / "out" / "part").read_text() == "one"

@@ -258,6 +258,21 @@ def test_flags_that_do_not_fit(flags, words, untrained, pictures, tmp_path, monk
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--input=a.png"], "--merge takes --output alone, not --input"),
+        (["--shard=0/2"], "--merge takes --output alone, not --shard"),
+        ([], "--merge : no parts"),
+    ],
+)
+def test_merge_takes_no_flags_of_a_run(flags, words, tmp_path):
+    """Nor an empty name, as a shell makes of a variable that is not set."""
+    folder = tmp_path if flags else ""
+    done = run_captured("infer", f"--merge={folder}", *flags)
+    assert words in error_line(done.returncode, done.stderr)
+
+
 @pytest.mark.slow
 def test_sigterm_ends_with_the_code_that_says_again(untrained, pictures, whole, tmp_path, cache):
     """A named pipe in the list holds the second part up until the signal has come."""
