@@ -29,7 +29,7 @@ def objective(trial: optuna.Trial, recipe: str, folder: str) -> float:
             if trial.should_prune():
                 raise mrcnn.StopTraining("pruned")
 
-    workdir = f"{folder}/{trial.params['augment']}_{rate:.5f}"  # also where it is tried again
+    workdir = f"{folder}/{trial.params['augment']}_{rate:.9f}"  # also where it is tried again
     optimizer = rate_in_state(config)
     try:
         state = mrcnn.train(config, workdir, optimizer=optimizer, loggers=[report])

@@ -96,6 +96,23 @@ def test_a_killed_search_goes_on_and_bad_trials_end_early(optuna, recipe, tmp_pa
     assert len(study.get_trials()) == 7
 
 
+def test_trials_of_nearly_one_rate_have_folders_of_their_own(optuna, recipe, monkeypatch):
+    """TPE looks near what was good; the same folder would go on with the other trial's run."""
+    example, folders = load_example("optuna_search"), []
+
+    def train(config, workdir, **given):
+        folders.append(workdir)
+        raise FloatingPointError
+
+    monkeypatch.setattr(example.mrcnn, "train", train)
+    for rate in (0.005123456, 0.005123499, 0.005123456):
+        trial = optuna.trial.FixedTrial({"learning_rate": rate, "augment": "flip"})
+        with pytest.raises(optuna.TrialPruned):
+            example.objective(trial, str(recipe), "search")
+    first, other, again = folders
+    assert first == again != other
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of Ray
 def test_asha_ends_trials_where_they_report(recipe, tmp_path, monkeypatch):

@@ -124,7 +124,7 @@ def test_the_job_is_whole():
     assert mounts == {volume["name"] for volume in spec["template"]["spec"]["volumes"]}
     assert spec["template"]["spec"]["restartPolicy"] == "Never"  # podFailurePolicy needs it
     stopped, evicted, wrong = spec["podFailurePolicy"]["rules"]
-    assert stopped["action"] == evicted["action"] == "Ignore" and wrong["action"] == "FailJob"
+    assert stopped["action"] == evicted["action"] == "Ignore" and wrong["action"] == "FailIndex"
     assert stopped["onExitCodes"]["values"] == [os.EX_TEMPFAIL]
     assert wrong["onExitCodes"]["values"] == [2]
     for rule in (stopped, wrong):
