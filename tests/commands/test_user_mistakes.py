@@ -4,6 +4,7 @@ Each row is of a walk through the commands with files as other tools write them.
 flags and configs are in test_bad_input.py, other formats in tests/formats.
 """
 
+import io
 import json
 
 import cv2
@@ -220,7 +221,7 @@ COMMANDS = {
         "prepare shapes --data_dir=s3://bucket/shapes",
         ["--data_dir is 's3://bucket/shapes', an address, expected a path"],
     ),
-    "standard input": ("infer --workdir=WORKDIR --input=- --output=out", ["-: does not exist"]),
+    "standard input": ("infer --workdir=WORKDIR --input=- --output=out", ["-: ", "no image"]),
 }
 
 
@@ -229,6 +230,7 @@ def test_commands_of_a_new_user(name, untrained, tmp_path, capsys, monkeypatch):
     line, words = COMMANDS[name]
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     places = {"WORKDIR": untrained.workdir, "HERE": tmp_path / "here", "RECIPE": RECIPE}
     places["CROWDS"], places["IMAGES"] = coco(tmp_path, annotations=[BOX | {"iscrowd": 1}] * 2)
     for place, path in places.items():
