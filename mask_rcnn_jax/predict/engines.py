@@ -49,6 +49,7 @@ class Exported:
         models: one for each size.
         name: folder and engine.
         compiles: whether it compiles a program for each number of rows.
+        engine: its name, and the precision if one was chosen.
     """
 
     recipe: Recipe
@@ -57,6 +58,7 @@ class Exported:
     models: tuple["ExportedModel", ...]
     name: str
     compiles: bool = False
+    engine: str = ""
 
     @property
     def sample_sizes(self) -> list[tuple[int, int]]:
@@ -181,8 +183,9 @@ def load_exported(
         if (exported_recipe(other), other.categories, other.batch) != (recipe, classes, batch):
             raise ValueError(f"{folder} and {first} were exported with other recipes or batches")
         models.append(_load_model(folder, other, engine, precision, recipe.data))
-    name = f"{', '.join(map(str, folders))} in {engine}{f' ({precision})' if precision else ''}"
-    return Exported(recipe, list(classes), batch, tuple(models), name, engine == "jax")
+    compiles, engine = engine == "jax", f"{engine} ({precision})" if precision else engine
+    name = f"{', '.join(map(str, folders))} in {engine}"
+    return Exported(recipe, list(classes), batch, tuple(models), name, compiles, engine)
 
 
 def _check_engine(engine: str, precision: str | None) -> None:

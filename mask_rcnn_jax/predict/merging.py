@@ -100,10 +100,11 @@ def _check_alike(folder: str, records: Mapping[PartFile, Mapping[str, Any]]) -> 
     for file, record in others:
         place = place_of(folder, file.name)
         check_settings(place, record["settings"], first[1]["settings"])
-    if any(record["canvases"] != first[1]["canvases"] for _, record in others):
+    if any(record[n] != first[1][n] for n in ("canvases", "batch") for _, record in others):
         logging.warning(
-            "parts were made on different canvases, as by machines with other numbers of devices: "
-            "scores may differ in their last digits from those of a single run"
+            "parts were made on different canvases or in other batches, as with --batch_size or by "
+            "machines with other numbers of devices: scores may differ in their last digits from "
+            "those of a single run"
         )
 
 

@@ -80,6 +80,7 @@ def settings_of(
     digest = hashlib.sha256(json.dumps(kept).encode()).hexdigest()[:16]
     return {
         "weights": _weights_digest(weights),
+        "engine": weights.engine if isinstance(weights, Exported) else None,
         "score_threshold": recipe.eval.score_threshold,
         "tile": tile,
         "overlap": overlap if tile else None,
@@ -113,7 +114,8 @@ def write_parts(predictor: Predictor, images: Images, folder: str, parts: Parts)
     delete_drafts(folder, shard)
     progress = Progress(f"images of shard {shard.number}/{shard.total}", images.count(shard))
     settings = dict(parts.settings) | {"part_size": parts.size}
-    shared = {"settings": settings, "canvases": [list(size) for size in predictor.canvases]}
+    canvases = [list(size) for size in predictor.canvases]
+    shared = {"settings": settings, "canvases": canvases, "batch": predictor.images_at_once}
     unused, done, skipped, kept = Unused(), 0, 0, 0
     for number, (inputs, is_last) in enumerate(_in_parts(images.share(shard), parts.size)):
         file = PartFile(*shard, number, parts.format)
@@ -148,7 +150,7 @@ def read_record(folder: str, file: PartFile) -> dict[str, Any]:
         raise ValueError(f"{place_of(folder, file.stem + RECORD)} is damaged: {error}") from error
 
 
-_CHECKED = ("inputs", "names", "last", "settings", "canvases")
+_CHECKED = ("inputs", "names", "last", "settings", "canvases", "batch")
 
 
 def check_settings(place: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -7,12 +7,15 @@ import cv2
 import numpy as np
 import pytest
 
+from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.predict.annotate import detect_images
+from mask_rcnn_jax.predict.engines import Exported
 from mask_rcnn_jax.predict.inputs import Input
 from mask_rcnn_jax.predict.lists import Images, Shard
 from mask_rcnn_jax.predict.merging import merge_parts
 from mask_rcnn_jax.predict.part_files import PartFile, list_parts, read_lines, write_lines
-from mask_rcnn_jax.predict.parts import Parts, write_parts
+from mask_rcnn_jax.predict.parts import Parts, check_settings, settings_of, write_parts
+from tests.commands.small_run import RECIPE
 from tests.predict.stub_predictor import StubPredictor, image_of
 
 TEXTS = ["a.png", "\udcff\udcfe.png", "\ud800", r"\udcff", r"\u005cudcff", "back\\slash", "ü\n日"]
@@ -129,3 +132,28 @@ def test_other_numbers_of_digits_are_no_parts(tmp_path):
     last = PartFile(*Shard(99_998, 99_999), 1_000_000, "jsonl")
     (tmp_path / last.name).touch()
     assert list_parts(str(tmp_path)) == {last}
+
+
+def test_parts_in_other_batches_are_a_warning(tmp_path, caplog):
+    """Their last digits differ."""
+    output, images = str(tmp_path / "out"), images_in(tmp_path)
+    for shard, size in ((0, 4), (1, 4)):
+        write_parts(Predictor(size), images, output, Parts(Shard(shard, 2)))
+    merge_parts(output, output)
+    assert "other batches" not in caplog.text
+    for path in (tmp_path / "out").glob("part-00001*"):
+        path.unlink()
+    write_parts(Predictor(1), images, output, Parts(Shard(1, 2)))
+    merge_parts(output, output)
+    assert "in other batches, as with --batch_size" in caplog.text
+
+
+def test_another_engine_is_another_setting():
+    """Of one file, onnxruntime and OpenVINO, or OpenVINO in bfloat16, find other boxes."""
+    recipe, categories = load_config(RECIPE), [{"id": 1, "name": "one"}]
+    engines = ["openvino", "openvino (bfloat16)", "onnxruntime"]
+    models = [Exported(recipe, categories, 1, (), "", engine=engine) for engine in engines]
+    found = [settings_of(recipe, model, 0, 0.2) for model in models]
+    assert [one["engine"] for one in found] == engines
+    with pytest.raises(ValueError, match="made with engine openvino, not onnxruntime"):
+        check_settings("part", found[0], found[2])
