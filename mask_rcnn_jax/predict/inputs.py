@@ -44,7 +44,12 @@ class Input(NamedTuple):
 
 
 def find_inputs(
-    inputs: Sequence[str], output: Path, public_only: bool = False, bands: Bands = RGB_FILES
+    inputs: Sequence[str],
+    output: Path,
+    public_only: bool = False,
+    bands: Bands = RGB_FILES,
+    *,
+    has_targets: bool = True,
 ) -> tuple[list[Input], list[Input]]:
     """Return images and videos, in order and without duplicates (`a.jpg` is `./a.jpg`).
 
@@ -56,6 +61,7 @@ def find_inputs(
         public_only: whether to read from public addresses alone, see `network.Limits`.
         bands: what is read of images, which says which files are some. Where each band has a file,
             that of the first is the image.
+        has_targets: whether images are drawn.
 
     Raises:
         ValueError: if an input does not exist or names neither an image nor a video, if a video is
@@ -83,7 +89,7 @@ def find_inputs(
         raise ValueError(f"{next(iter(videos))} is a video, of 8-bit red, green, blue; {seen_by}")
     found_images = _named(images, public_only)
     found_videos = _named(videos, public_only, ".mp4")
-    check_overwrite([*found_images, *found_videos], output)
+    check_overwrite([*(found_images if has_targets else ()), *found_videos], output)
     return found_images, found_videos
 
 

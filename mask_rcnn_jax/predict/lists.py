@@ -77,7 +77,10 @@ def find_images(
     """
     lists = [item for item in inputs if is_list(item)]
     others = [item for item in inputs if not is_list(item)]
-    found, videos = find_inputs(others, output, public_only, bands) if others else ([], [])
+    found, videos = list[Input](), list[Input]()
+    if others:
+        given = others, output, public_only, bands
+        found, videos = find_inputs(*given, has_targets=has_targets)
     images = Images(found, lists, key, public_only=public_only, has_targets=has_targets)
     if lists and len(images) == len(found):
         raise ValueError(f"--input {lists[0]}: names no images")

@@ -128,6 +128,17 @@ def test_names_that_no_file_has_are_left_to_the_reader(tmp_path, monkeypatch):
     check_replaced([one.source for one in images], images, tmp_path / "out", ["yolo"])
 
 
+def test_what_is_not_drawn_may_be_where_the_output_is(tmp_path):
+    (tmp_path / "a.jpg").touch()
+    with pytest.raises(ValueError, match="would overwrite 1 files"):
+        find_images([str(tmp_path)], tmp_path)
+    images, _ = find_images([str(tmp_path)], tmp_path, has_targets=False)
+    assert [str(one.name) for one in images] == ["a.jpg"]
+    (tmp_path / "b.mp4").touch()  # whose copy is always written
+    with pytest.raises(ValueError, match="would overwrite 1 files"):
+        find_images([str(tmp_path)], tmp_path, has_targets=False)
+
+
 def test_standard_input_is_read_once(tmp_path):
     with pytest.raises(ValueError, match="--input - is given twice"):
         find_images(["-", "-"], tmp_path / "out")
