@@ -300,7 +300,10 @@ def _all_steps(names: Iterable[str]) -> set[int]:
 
 
 def _wanted(names: Iterable[str]) -> list[str]:
-    """The files that a run goes on with: of its evaluations the last one, and no old events."""
+    """The files that a run goes on with: of its evaluations the last one, and no old events.
+
+    What else is below its address, such as data or other runs, is none of them.
+    """
     names = list(names)
     kept = {f"checkpoints/{step}" for step in whole_steps(names)}
     evaluated = [int(found[1]) for name in names if (found := re.match("eval/([0-9]+)/", name))]
@@ -310,8 +313,9 @@ def _wanted(names: Iterable[str]) -> list[str]:
         for name in names
         if name == _UNSCORED
         or "/".join(name.split("/")[:2]) in kept
-        or _is_log(name)
-        and not name.startswith(("eval/", _EVENTS, OWNER))
+        or "/" not in name
+        and _is_log(name)
+        and not name.startswith((_EVENTS, OWNER))
     ]
 
 

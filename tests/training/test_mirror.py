@@ -275,6 +275,18 @@ def test_a_store_that_answers_nonsense_ends_no_run(here, whole, monkeypatch, tmp
     check_same(here, whole, tmp_path / "copy")
 
 
+def test_what_else_is_below_an_address_stays_there(here, machine):
+    """As of a bucket that holds the data, too."""
+    run_until(3, here)
+    other = [f"data/{n}.jpg" for n in range(3)] + ["runs/b/metrics.jsonl", "runs/b/checkpoints/1/a"]
+    for name in other:
+        store_folders.write_bytes(f"{here}/{name}", b"a")
+    machine("b")
+    stubbed_run.run(here)
+    assert {*other} <= store_folders.list_tree(here).keys()
+    assert not {"data", "runs"} & {path.name for path in Mirror(here).folder.iterdir()}
+
+
 def test_what_is_ahead_of_the_address_is_kept(here, machine, caplog):
     step = run_until(5, here)
     store_folders.delete(here, store_folders.list_tree(here))
