@@ -101,9 +101,13 @@ def delete(address: str, names: Iterable[str]) -> None:
 
 def check_writable(address: str) -> None:
     """Raise OSError, before the work, if nothing can be put below an address."""
-    name = f"{PROBE}{uuid.uuid4().hex}"
-    write_bytes(f"{address}/{name}", b"")
-    delete(address, [name])
+    with errors_of(address, "written"):
+        store, inside = store_of(address)
+        if "file" in store.protocol:
+            os.makedirs(inside, exist_ok=True)
+        probe = f"{inside}/{PROBE}{uuid.uuid4().hex}"
+        store.pipe_file(probe, b"")
+        store.rm_file(probe)
 
 
 def files_below(folder: Path) -> list[str]:
