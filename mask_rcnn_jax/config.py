@@ -90,7 +90,7 @@ def load_tree(name_or_path: str | Path) -> ConfigDict:
     """Load what `load_config` loads in the form in which recipes are written, to change it."""
     text, path = str(name_or_path), Path(name_or_path)
     if is_bucket(text):
-        return ConfigDict(read_run(text).to_dict())
+        return ConfigDict(read_run(full(text).removesuffix("/config.json")).to_dict())
     if path.name == "config.json" and path.is_file():
         return ConfigDict(read_run(path.parent).to_dict())
     if (path / "config.json").is_file():

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,7 +20,7 @@ from absl import logging
 
 FREE = 5 << 30  # bytes of the disk that are left free
 SILENCE = 60.0  # seconds that a web server may send nothing; a file may take as long as it needs
-_LEFT = 86_400.0  # seconds after which a part of a file is that of a process that was killed
+_LEFT = 86_400.0  # seconds after which what is not whole is that of a process that was killed
 _ADDRESS = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has one slash
 _SLASHES = {"file:": "///", "local:": "///"}  # after it, a path from the root
 _INSTALL = "pip install 'mask-rcnn-jax[stores]'"
@@ -178,13 +178,7 @@ def store_of(address: str) -> tuple[Any, str]:
 
 def _fetched(store: Any, inside: str, folder: Path) -> str:
     """Fetch a file, whole on the disk, under a name of its own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(".part*"):
-        with suppress(OSError):
-            if left.stat().st_mtime < time.time() - _LEFT:
-                left.unlink()
-    descriptor, part = tempfile.mkstemp(dir=folder, prefix=".part")
-    os.close(descriptor)
+    part = new_part(folder)
     try:
         store.get_file(inside, part)
         with open(part, "rb") as file:
@@ -193,6 +187,24 @@ def _fetched(store: Any, inside: str, folder: Path) -> str:
         os.unlink(part)
         raise
     return part
+
+
+def new_part(folder: Path) -> str:
+    """An empty file in a folder, to be renamed once it is whole; those that killed processes left
+    are deleted."""
+    folder.mkdir(parents=True, exist_ok=True)
+    forget_old(folder.glob(".part*"))
+    descriptor, part = tempfile.mkstemp(dir=folder, prefix=".part")
+    os.close(descriptor)
+    return part
+
+
+def forget_old(paths: Iterable[Path]) -> None:
+    """Delete files and folders that have not changed for a day."""
+    for path in paths:
+        with suppress(OSError):
+            if path.stat().st_mtime < time.time() - _LEFT:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def with_slashes(path: str | os.PathLike) -> str:

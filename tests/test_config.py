@@ -69,6 +69,13 @@ def write_run(workdir: Path) -> None:
     (workdir / "config.json").write_text(json.dumps(content))
 
 
+@pytest.mark.parametrize("ending", ["", "/", "/config.json"])
+def test_a_run_at_an_address_is_loaded_as_one_on_a_disk(ending, tmp_path, monkeypatch):
+    monkeypatch.setenv("MASK_RCNN_HOME", str(tmp_path / "home"))
+    write_run(tmp_path / "run")
+    assert load_config(f"file://{tmp_path}/run{ending}") == load_config(tmp_path / "run")
+
+
 def test_the_package_has_the_recipes_of_the_repository():
     assert recipe_names() == NAMES
     stems = {path.stem for path in (ROOT / "configs").glob("*.py")}

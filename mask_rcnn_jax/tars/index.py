@@ -6,7 +6,6 @@ It is made by one pass over the headers and belongs to tars of these sizes and t
 import hashlib
 import os
 import sqlite3
-import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -116,9 +115,7 @@ def _rows(path: Path, query: str, values: Sequence[Any] = ()) -> list[tuple]:
 def _write(target: Path, tars: tuple[str, ...]) -> None:
     """Write the index of tars, whole or not at all; that of several is made of theirs."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, part = tempfile.mkstemp(dir=target.parent, prefix=".part")
-        os.close(descriptor)
+        part = stores.new_part(target.parent)
     except OSError as error:
         raise _unwritten(tars, error) from error
     try:

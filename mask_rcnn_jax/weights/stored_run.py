@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,14 +17,13 @@ from pathlib import Path
 from absl import logging
 
 from mask_rcnn_jax.store_folders import full, get_files, list_tree, read_bytes
-from mask_rcnn_jax.stores import home, key_of, local_file
+from mask_rcnn_jax.stores import forget_old, home, key_of, local_file
+from mask_rcnn_jax.weights import model_folder
 from mask_rcnn_jax.weights.checksums import FILE_NAME as SUMS
 from mask_rcnn_jax.weights.checksums import find_damage
 
 _CHECKPOINT = re.compile("(.+)/checkpoints/(0|[1-9][0-9]*)")
 _ADDRESS = "address"  # a file in the copy of a run, which says where that is
-_LEFT = 86_400.0  # seconds after which the copy of another checkpoint is not in use
-_WHOLE_MODEL = ("config.json", "model.safetensors", SUMS)  # of `model_folder`
 
 
 def local(address: str | os.PathLike) -> Path:
@@ -46,7 +44,7 @@ def local(address: str | os.PathLike) -> Path:
             raise ValueError(f"{address} is damaged: {fault}; choose another checkpoint")
         return folder / "checkpoints" / str(step)
     names = list_tree(address)
-    if names.keys() >= set(_WHOLE_MODEL):
+    if names.keys() >= set(model_folder.MOST_BYTES):
         return _whole_model(address)
     for step in whole_steps(names):
         folder, fault = fetch_checkpoint(address, step)
@@ -101,14 +99,18 @@ def _whole_model(address: str) -> Path:
     sums = read_bytes(f"{address}/{SUMS}") or b""
     folder = place(address, hashlib.sha256(sums).hexdigest()[:16])
     with _alone(address):
-        if not folder.is_dir():
-            _fetch(address, folder, _WHOLE_MODEL)
+        try:
+            model_folder.check(folder)
+        except (OSError, ValueError):  # not there, or damaged
+            shutil.rmtree(folder, ignore_errors=True)
+            _fetch(address, folder, model_folder.MOST_BYTES)
     return folder
 
 
 def _fetch(address: str, target: Path, names: Iterable[str] | None = None) -> None:
     """Fetch what is below an address, all of it or nothing."""
     target.parent.mkdir(parents=True, exist_ok=True)
+    forget_old(target.parent.glob("tmp.*"))
     draft = Path(tempfile.mkdtemp(dir=target.parent, prefix="tmp."))
     try:
         get_files(address, list_tree(address) if names is None else names, draft)
@@ -139,6 +141,4 @@ def _forget_others(folder: Path) -> None:
     """Delete copies of a run's other checkpoints that were not asked for in a day."""
     folder.mkdir(parents=True, exist_ok=True)
     os.utime(folder)
-    for other in folder.parent.glob("?" * 16):
-        if other.stat().st_mtime < time.time() - _LEFT:
-            shutil.rmtree(other, ignore_errors=True)
+    forget_old(folder.parent.glob("?" * 16))

@@ -134,6 +134,17 @@ def _read(tars, names, results):
     results.put([read_regular(f"{tars}/{name}") for name in names])
 
 
+def test_parts_of_indexes_that_killed_processes_left_are_deleted(tmp_path, home):
+    tar = write_tar(tmp_path / "a.tar", member("a.jpg", b"a"))
+    read_regular(tar / "a.jpg")
+    (kept,) = home.rglob("*.sqlite")
+    (kept.parent / ".partold").touch()
+    os.utime(kept.parent / ".partold", (0, 0))
+    kept.unlink()
+    read_regular(tar / "a.jpg")
+    assert list(kept.parent.iterdir()) == [kept]
+
+
 def test_a_disk_that_is_full_is_named(tmp_path):
     write_tar(tmp_path / "a.tar", *(member(f"{n:0>90}", b"a") for n in range(500)))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
