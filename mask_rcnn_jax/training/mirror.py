@@ -28,7 +28,7 @@ from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.lock import FILE_NAME as LOCK
 from mask_rcnn_jax.weights import stored_run
 from mask_rcnn_jax.weights.checksums import FILE_NAME as SUMS
-from mask_rcnn_jax.weights.run_checkpoint import checkpoint_steps, has_checkpoint
+from mask_rcnn_jax.weights.run_checkpoint import checkpoint_steps, find_fault, has_checkpoint
 from mask_rcnn_jax.weights.stored_run import whole_steps
 
 OWNER = "train.owner"
@@ -142,8 +142,10 @@ class Mirror:
             self._copy()
 
     def _has_step(self, least: int) -> bool:
-        """Whether the folder has a checkpoint of that step or a later one; -1: none is needed."""
-        return max([-1, *checkpoint_steps(self.folder)]) >= least
+        """Whether the folder has a whole checkpoint of that step or later; -1: none is needed."""
+        steps = [step for step in checkpoint_steps(self.folder) if step >= least]
+        folders = (self.folder / "checkpoints" / str(step) for step in steps)
+        return least < 0 or any(find_fault(folder) is None for folder in folders)
 
     def _is_same(self, step: int) -> bool:
         sums = f"checkpoints/{step}/{SUMS}"

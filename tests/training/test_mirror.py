@@ -216,10 +216,12 @@ def test_files_that_another_run_was_still_putting_damage_nothing(here, machine):
     assert "checkpoints/8/state/late" not in store_folders.list_tree(here)
 
 
-def test_a_folder_that_is_gone_is_fetched_again(here, whole, tmp_path):
+@pytest.mark.parametrize("lost", [".", "checkpoints", "checkpoints/{}/state/_METADATA"])
+def test_a_folder_that_is_gone_is_fetched_again(lost, here, whole, tmp_path):
     """As by what cleans up a disk, which leaves some files."""
     last = run_until(7, here)
-    shutil.rmtree(Mirror(here).folder)
+    path = Mirror(here).folder / lost.format(last)
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
     seen = []
     stubbed_run.run(here, [lambda step, *_: seen.append(step)])
     assert seen[0] == last + 1
