@@ -5,12 +5,14 @@ are patterns, too, and the tars may be at an address (stores.py).
 """
 
 import glob
+import itertools
 import os
 import re
+from collections.abc import Iterable, Iterator
 
 from mask_rcnn_jax import stores
 
-MAX_TARS = 1_000_000  # of a pattern
+MAX_TARS, MAX_BRACES = 1_000_000, 16  # of a pattern
 _ENDING = re.compile(r"\.(?:tar(?:\.(?:gz|bz2|xz|zst|lz4))?|t(?:gz|bz2?|xz|zst))(?=/)", re.I)
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
@@ -36,7 +38,7 @@ def expand(tars: str) -> list[str]:
     Raises FileNotFoundError if there is none, ValueError for compressed ones.
     """
     found: list[str] = []
-    for text in [tars] if os.path.exists(tars) else dict.fromkeys(_without_braces(tars)):
+    for text in [tars] if os.path.exists(tars) else dict.fromkeys(_all_of(tars)):
         if not glob.has_magic(text) or os.path.exists(text):
             found.append(text)
         elif stores.is_store(text):
@@ -56,18 +58,29 @@ def of_compressed(how: str) -> str:
     return f"a tar that is compressed{how} cannot be read file by file; decompress it"
 
 
-def _without_braces(text: str) -> list[str]:
-    """All that a pattern with {000..127} and {a,b} stands for."""
+def _all_of(pattern: str) -> list[str]:
+    """All that a pattern with {000..127} and {a,b} stands for; ValueError if that is too much."""
+    if pattern.count("{") > MAX_BRACES:
+        raise ValueError(f"{pattern[:100]}: more than {MAX_BRACES} braces")
+    found = list(itertools.islice(_without_braces(pattern), MAX_TARS + 1))
+    if len(found) > MAX_TARS:
+        raise ValueError(f"{pattern[:100]}: more than {MAX_TARS:,} tars")
+    return found
+
+
+def _without_braces(text: str) -> Iterator[str]:
     braces = re.search(r"\{([^{}]*)\}", text)
     if not braces:
-        return [text]
+        yield text
+        return
+    parts: Iterable[str]
     if ends := _RANGE.fullmatch(braces[1]):
         first, last = map(int, ends.groups())
-        if last - first >= MAX_TARS:
-            raise ValueError(f"{text}: more than {MAX_TARS:,} tars")
+        last = min(last, first + MAX_TARS)  # which is one too many
         width = max(map(len, ends.groups())) if ends[1].startswith("0") else 0
-        parts = [str(number).zfill(width) for number in range(first, last + 1)]
+        parts = (str(number).zfill(width) for number in range(first, last + 1))
     else:
         parts = braces[1].split(",")
     before, after = text[: braces.start()], text[braces.end() :]
-    return [whole for part in parts for whole in _without_braces(before + part + after)]
+    for part in parts:
+        yield from _without_braces(before + part + after)
