@@ -1,6 +1,6 @@
 """Detect objects in images of any size on all machines of a Ray cluster.
 
-    python examples/ray_predict.py runs/mine s3://bucket/photos out
+    python examples/ray_predict.py runs/mine photos out
 
 Writes Parquet files with a row for each image of a folder, or of the column `path` of a Parquet
 file: its detections, or why it was not read. Workers may die; the output must not be there.
