@@ -15,6 +15,7 @@ from pycocotools.cocoeval import COCOeval
 from mask_rcnn_jax.annotations.checks import BOX, MASK, show
 from mask_rcnn_jax.annotations.reader import GroundTruth, read_ground_truth, read_json
 from mask_rcnn_jax.evaluation import cells, engines, entries, lvis
+from mask_rcnn_jax.evaluation.boundary import BOUNDARY
 from mask_rcnn_jax.evaluation.encode import encode_image, split_images
 from mask_rcnn_jax.evaluation.notes import COCO_DETECTIONS, scored_detections
 from mask_rcnn_jax.evaluation.options import Scoring
@@ -40,6 +41,8 @@ METRICS = {
 METRIC_NAMES = tuple(METRICS)
 PROTOCOLS = ("coco", "lvis", "cells")
 COCO_RULES = Scoring()
+# Title and width of a column of the table by its metrics' prefix.
+_COLUMNS = {"": ("box", 8), "mask_": ("mask", 8), "boundary_": ("boundary", 10)}
 # Metric name prefix and geometry key per result type.
 _TYPES = {"bbox": ("", "bbox"), "segm": ("mask_", "segmentation")}
 
@@ -147,6 +150,7 @@ def score(
     Returns:
         The names in METRICS (with K also "AP@K", "AR@K" ..), or those in `lvis.METRICS`, for boxes,
         the same with `mask_` for masks, and "per_category": {name: {"AP": ..., "mask_AP": ...}}.
+        With `rules.boundary`, also with `boundary_` for masks by their boundary IoU.
         As in pycocotools, a value is -1 if the ground truth has no objects for it. With the
         protocol "cells", also `cells.evaluate` of the masks, or else of the boxes, as "cells".
     """
@@ -158,17 +162,22 @@ def score(
     names = category_names(gt.content["categories"])
     metrics: dict[str, Any] = {}
     per_category: dict[str, dict[str, float]] = {name: {} for name in names.values()}
-    for iou_type, prefix, results in ((BOX, "", bbox_results), (MASK, "mask_", segm_results)):
+    kinds = [(BOX, "", bbox_results), (MASK, "mask_", segm_results)]
+    kinds += [(BOUNDARY, "boundary_", segm_results)] if rules.boundary else []
+    truth, filled = [], []
+    for iou_type, prefix, results in kinds:
         if results is None:
             continue
-        truth = entries.fill_annotations(gt, iou_type)
-        filled = entries.fill_results(gt, results, iou_type, results_name)
+        if iou_type != BOUNDARY:  # which is of the masks, the type before
+            truth = entries.fill_annotations(gt, iou_type)
+            filled = entries.fill_results(gt, results, iou_type, results_name)
         given = truth, filled, iou_type, image_ids
         if rules.protocol == "lvis":
             values, category_aps = lvis.evaluate(engine, gt, *given)
         else:
             most = scored_detections(gt, image_ids, detections_per_image)
-            values, category_aps = _coco_values(engine, gt, given, most, callback)
+            shown = None if iou_type == BOUNDARY else callback
+            values, category_aps = _coco_values(engine, gt, given, most, shown)
         metrics |= {prefix + name: value for name, value in values.items()}
         for category_id, aps in category_aps.items():
             per_category[names[category_id]] |= {prefix + name: ap for name, ap in aps.items()}
@@ -221,15 +230,20 @@ def check_protocol(protocol: str, callback: bool = False) -> None:
 
 
 def format_table(metrics: dict) -> str:
-    """Format the table, boxes and masks side by side, then AP per category.
+    """Format the table, boxes, masks and boundaries side by side, then AP per category.
 
     Without categories for LVIS's metrics, since it has over a thousand.
     """
     at = at_limit(metrics)
     is_lvis = not {"APr", "mask_APr"}.isdisjoint(metrics)
-    prefixes = [prefix for prefix, _ in _TYPES.values() if prefix + "AP" in metrics]
-    titles = ["box" if prefix == "" else "mask" for prefix in prefixes]
-    lines = [_row("", titles)]
+    prefixes = [prefix for prefix in _COLUMNS if prefix + "AP" in metrics]
+
+    def row(label: str, values: Iterable[str]) -> str:
+        widths = (_COLUMNS[prefix][1] for prefix in prefixes)
+        return f"{label:<44}" + "".join(f"{v:>{n}}" for v, n in zip(values, widths, strict=True))
+
+    titles = [_COLUMNS[prefix][0] for prefix in prefixes]
+    lines = [row("", titles)]
     rows = lvis.METRICS if is_lvis else METRICS
     if at:
         names = [name for name in METRICS if name not in ("ARmax1", "ARmax10")]
@@ -238,20 +252,16 @@ def format_table(metrics: dict) -> str:
         rows = rows | more
     for name, meaning in rows.items():
         label = f"{name:<{max(9, 5 + len(at))}}{meaning}"
-        lines.append(_row(label, [f"{metrics[prefix + name]:.3f}" for prefix in prefixes]))
+        lines.append(row(label, [f"{metrics[prefix + name]:.3f}" for prefix in prefixes]))
     if is_lvis:
         return "\n".join(lines)
-    lines.append(_row(f"AP{at} per category", titles))
+    lines.append(row(f"AP{at} per category", titles))
     for category, own in metrics["per_category"].items():
         aps = [own[f"{prefix}AP{at}"] for prefix in prefixes]
-        lines.append(_row(f"  {category}", ["-" if ap < 0 else f"{ap:.3f}" for ap in aps]))
+        lines.append(row(f"  {category}", ["-" if ap < 0 else f"{ap:.3f}" for ap in aps]))
     if "cells" in metrics:
         lines.append(cells.format_table(metrics["cells"]))
     return "\n".join(lines)
-
-
-def _row(label: str, cells: list[str]) -> str:
-    return f"{label:<44}" + "".join(f"{cell:>8}" for cell in cells)
 
 
 def category_names(categories: list[dict]) -> dict[int, str]:

@@ -17,6 +17,8 @@ from absl import logging
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from mask_rcnn_jax.evaluation import boundary
+
 ENGINES = ("auto", "pycocotools", "hotcoco", "faster_coco_eval")
 Ids = Sequence[int | str]
 
@@ -67,7 +69,7 @@ def evaluate(
         gt: content of the json; only its images and categories are used.
         truth: annotations, from `entries.fill_annotations`.
         results: from `entries.fill_results`.
-        iou_type: "bbox" or "segm".
+        iou_type: "bbox", "segm", or "boundary", which no engine but pycocotools scores.
         image_ids: images to score; None scores all.
         max_detections: most detections of a category in an image, increasing; one run serves all.
 
@@ -75,7 +77,7 @@ def evaluate(
         The engine's evaluation: `eval["precision"]` is [IoU, recall, category, area, detections],
         `eval["recall"]` the same without recall, with the categories by increasing id.
     """
-    engine = resolve(engine)
+    engine = "pycocotools" if iou_type == boundary.BOUNDARY else resolve(engine)
     if engine == "hotcoco" and not all(entry["id"] for entry in truth):
         engine = "pycocotools"  # in which a match with annotation 0 counts as none
     runs = {"hotcoco": _hotcoco, "faster_coco_eval": _faster_coco_eval}
@@ -132,6 +134,19 @@ class Evaluation(COCOeval):
         return entry
 
 
+class BoundaryEvaluation(Evaluation):
+    """Of masks, by the lower of mask IoU and boundary IoU."""
+
+    def computeIoU(self, imgId, catId):
+        ious = super().computeIoU(imgId, catId)
+        if not len(ious):
+            return ious
+        found, truth = self._dts[imgId, catId], self._gts[imgId, catId]
+        order = np.argsort([-one["score"] for one in found], kind="mergesort")  # that of `ious`
+        best = [found[i] for i in order[: len(ious)]]
+        return boundary.lowered(ious, best, truth, min(self.params.iouThrs))
+
+
 def _match(
     entry: dict, ious: np.ndarray, is_crowd: list[bool], thresholds: Sequence[float]
 ) -> None:
@@ -175,7 +190,10 @@ def _pycocotools(
     with contextlib.redirect_stdout(io.StringIO()):
         coco_gt = index_annotations(gt, truth)
         coco_results = index_annotations(gt, results)
-        evaluation = Evaluation(coco_gt, coco_results, iou_type)
+        if iou_type == boundary.BOUNDARY:
+            evaluation = BoundaryEvaluation(coco_gt, coco_results, "segm")
+        else:
+            evaluation = Evaluation(coco_gt, coco_results, iou_type)
         if image_ids is not None:
             evaluation.params.imgIds = sorted(set(image_ids))
         evaluation.params.maxDets = max_detections

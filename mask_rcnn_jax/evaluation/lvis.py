@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from mask_rcnn_jax.annotations.checks import MASK
+from mask_rcnn_jax.annotations.checks import BOX
 from mask_rcnn_jax.annotations.lvis import ABSENT, FREQUENCIES, NOT_EXHAUSTIVE, scoring_problems
 from mask_rcnn_jax.annotations.reader import GroundTruth, raise_first
 from mask_rcnn_jax.evaluation import engines
@@ -123,7 +123,7 @@ def _crowds(
             continue
         crowd: dict[str, Any] = {"id": number, "image_id": image_id, "category_id": category_id}
         crowd |= {"iscrowd": 1, "area": 1.0, "bbox": [-_FAR, -_FAR, 2 * _FAR, 2 * _FAR]}
-        if iou_type == MASK:
+        if iou_type != BOX:
             height, width = int(image["height"]), int(image["width"])
             code = {"size": [height, width], "counts": [0, height * width]}
             crowd["segmentation"] = coco_mask.frPyObjects(code, height, width)

@@ -16,11 +16,14 @@ class Scoring:
         protocol: rules of the scores; "lvis" is for its json, with up to 300 detections per image;
             "cells" adds microscopy's measures to COCO's, see `evaluation.cells`.
         cells_score_threshold: detections with at least this score count in "cells".
+        boundary: also score masks by boundary IoU, which sees how exact outlines are, see
+            `evaluation.boundary`; with pycocotools, whatever the engine.
     """
 
     engine: Literal["auto", "pycocotools", "hotcoco", "faster_coco_eval"] = "auto"
     protocol: Literal["coco", "lvis", "cells"] = "coco"
     cells_score_threshold: float = 0.5
+    boundary: bool = False
 
     def __post_init__(self):
         if math.isnan(self.cells_score_threshold):

@@ -60,6 +60,8 @@ def write(
             return None
 
     about = {"Ground truth": ground_truth} if analyses else {}
+    if "boundary_AP" in metrics:
+        about["Boundary AP"] = f"{metrics['boundary_AP']:.3f}"
     cells = metrics.get("cells")
     write_report(folder / NAME, title, about, analyses, read_image, records, cells)
     if failures:

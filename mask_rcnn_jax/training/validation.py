@@ -38,10 +38,11 @@ Validation = Callable[[TrainState], tuple[dict[str, float] | Pending, dict[str, 
 FEWEST_BESIDE = 5000
 
 GROUPS = {"": "", "_rare": "r", "_common": "c", "_frequent": "f"}
+KINDS = {"box": "", "mask": "mask_", "boundary": "boundary_"}  # with their scores' prefixes
 # Names in metrics.jsonl and in the scores.
 LOGGED = {
     f"ap/{kind}{group}": f"{prefix}AP{letter}"
-    for kind, prefix in (("box", ""), ("mask", "mask_"))
+    for kind, prefix in KINDS.items()
     for group, letter in GROUPS.items()
 }
 
@@ -59,6 +60,7 @@ def make_validation(
     metrics: `ap/box`, `ap/mask` if masks are scored, both with `_at_K` where K detections are
     scored, with LVIS's protocol also both with `_rare`, `_common` and `_frequent`, otherwise
     `ap_class/box/CATEGORY` and `ap_class/mask/CATEGORY`, and, where asked for, `val_loss/...`.
+    With `eval.boundary`, `ap/boundary` and so on, too.
     images: by file name, ground truth beside detections.
     Many results are scored by a process of its own, which the metrics are `Pending` of, unless a
     rule of `recipe.train` or the run's last step waits for them.
@@ -141,15 +143,15 @@ def logged_scores(scores: Mapping[str, Any], *, of_categories: bool) -> dict[str
     and so on, and `category_metrics`."""
     metrics = {name: scores[key] for name, key in LOGGED.items() if key in scores}
     if at := coco_evaluation.at_limit(scores):
-        names = {f"ap/box_at_{at[1:]}": f"AP{at}", f"ap/mask_at_{at[1:]}": f"mask_AP{at}"}
+        names = {f"ap/{kind}_at_{at[1:]}": f"{prefix}AP{at}" for kind, prefix in KINDS.items()}
         metrics |= {name: scores[key] for name, key in names.items() if key in scores}
     metrics |= cells.logged(scores["cells"]) if "cells" in scores else {}
     return metrics | (category_metrics(scores["per_category"]) if of_categories else {})
 
 
 def category_metrics(per_category: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Metrics `ap_class/box/NAME` and `ap_class/mask/NAME` of categories that have objects: AP@K
-    where it exists, or else AP.
+    """Metrics `ap_class/box/NAME` and so on of categories that have objects: AP@K where it exists,
+    or else AP.
 
     Characters that a logger's service may refuse become underscores; of two names that become
     equal, the second gets a number.
@@ -160,9 +162,9 @@ def category_metrics(per_category: Mapping[str, Mapping[str, float]]) -> dict[st
         taken[name] += 1
         name += f"_{taken[name]}" if taken[name] > 1 else ""
         at = coco_evaluation.at_limit(aps)
-        for kind, key in (("box", f"AP{at}"), ("mask", f"mask_AP{at}")):
-            if aps.get(key, -1) >= 0:
-                metrics[f"{PER_CLASS}{kind}/{name}"] = aps[key]
+        for kind, prefix in KINDS.items():
+            if aps.get(f"{prefix}AP{at}", -1) >= 0:
+                metrics[f"{PER_CLASS}{kind}/{name}"] = aps[f"{prefix}AP{at}"]
     return metrics
 
 
