@@ -6,7 +6,7 @@ Shape letters used in every module:
     A  anchors (all levels)         N, R  proposals, sampled RoIs (padded)
     G  ground-truth rows (padded)   D     detections (padded)
     K  foreground classes           M     side of a ground-truth mask crop
-    V  polygon vertices (padded)
+    V  polygon vertices (padded)    P     keypoints of an object
 
 Padding convention: every variable-length axis has a static size and a `valid` mask. Invalid rows
 are zero and come last. `valid` alone decides: never infer validity from an area, score or class.
@@ -38,6 +38,9 @@ class Targets:
     # (0, 0, -1), as are all for an object without polygons or with more than V vertices. V is 0
     # unless the recipe's mask targets use polygons
     polygons: Array
+    # [G, P, 3] float32: x, y in network pixels and v: 1 labelled but hidden, 2 visible; a point
+    # that is not labelled is (0, 0, 0). None where the recipe has no `data.keypoints`
+    keypoints: Array | None = None
 
 
 @struct.dataclass
@@ -71,6 +74,8 @@ class Detections:
     # [D, M, M] float32 probability inside the box; None for a model of boxes alone
     masks: Array | None
     valid: Array  # [D] bool
+    # [D, P, 3] float32: x, y and score; None for a model without a keypoint head
+    keypoints: Array | None = None
 
     def __len__(self) -> int:
         """Number of valid detections in one image."""

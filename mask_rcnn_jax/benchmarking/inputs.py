@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from mask_rcnn_jax.annotations.keypoints import mirror_places
 from mask_rcnn_jax.data.options import ExampleOptions, canvas_size
 from mask_rcnn_jax.host import on_host
 from mask_rcnn_jax.models.build import (
@@ -67,7 +68,8 @@ def recipe_step(
     accumulate_steps, train = recipe.optim.accumulate_steps, recipe.train
     parts = count_microbatches(accumulate_steps, train.images_per_device, batch_size, mesh.size)
     given = resolve_losses(recipe.loss), train.seed, recipe.data.flip_probability, parts
-    options = StepOptions(*given, freeze=recipe.optim.freeze)
+    mirror = mirror_places(recipe.data.keypoints)
+    options = StepOptions(*given, freeze=recipe.optim.freeze, keypoint_mirror=mirror)
     schedule = recipe.schedule()
     tx = build_optimizer(recipe, schedule, params, model.backbone)
     return make_train_step(model, tx, schedule, mesh, options, distillation), tx

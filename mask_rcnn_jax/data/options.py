@@ -50,6 +50,10 @@ class ExampleOptions:
         skip_crowd: exclude crowds from training targets.
         inclusive_boxes: x2 and y2 of ground truth are the last pixels, x2 = x + width - 1; follows
             from `model.box_coder.inclusive`.
+        keypoints: names of an object's keypoints, in order; () reads none. In mirror images
+            "left_x" and "right_x" change places.
+        keypoint_offset: added to the keypoints of annotations, and taken off those of results:
+            0.5 as in Detectron2 if they are indices of pixels, 0 as in torchvision.
     """
 
     image_size: tuple[int, int]
@@ -67,6 +71,8 @@ class ExampleOptions:
     skip_crowd: bool = True
     bands: Bands = Bands()
     windows: Windows = Windows()
+    keypoints: tuple[str, ...] = ()
+    keypoint_offset: float = 0.0
     inclusive_boxes: bool = field(default=False, metadata=parts.NO_ENTRY)
 
     def __post_init__(self):
@@ -75,6 +81,10 @@ class ExampleOptions:
         for name, lowest in (("max_instances", 1), ("mask_size", 1), ("max_vertices", 0)):
             if not _is_count(getattr(self, name), lowest):
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected at least {lowest}")
+        if twice := [name for name in self.keypoints if self.keypoints.count(name) > 1]:
+            raise ValueError(f"keypoints has {twice[0]!r} twice, expected different names")
+        if not 0 <= self.keypoint_offset <= 1:
+            raise ValueError(f"keypoint_offset is {self.keypoint_offset}, expected 0 to 1")
         multiple = 1 if self.resize == "shortest_edge" else CANVAS_MULTIPLE
         _check_image_size(self.image_size, multiple)
         _check_combinations(self)

@@ -209,7 +209,13 @@ def empty_batch(
             masks=np.zeros((rows, objects, *mask_shape), np.uint8),
             valid=np.zeros((rows, objects), bool),
             polygons=np.zeros((rows, objects, options.max_vertices, 3), np.float32),
+            keypoints=_no_keypoints((rows, objects), options),
         ),
     )
     batch.targets.polygons[..., 2] = -1
     return batch
+
+
+def _no_keypoints(shape: tuple[int, ...], options: ExampleOptions) -> np.ndarray | None:
+    count = len(options.keypoints)
+    return np.zeros((*shape, count, 3), np.float32) if count else None

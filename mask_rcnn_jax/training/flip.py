@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.structures import Batch
@@ -16,10 +17,12 @@ def random_flip(
     *,
     box_offset: float = 0.0,
     whole_masks: bool = False,
+    keypoint_mirror: tuple[int, ...] = (),
 ) -> Batch:
     """Mirror each image left to right with that probability, inside its own width.
 
     box_offset: 1 where boxes are inclusive. whole_masks: masks are of the image, not of the box.
+    keypoint_mirror: `annotations.keypoints.mirror_places` of the keypoints.
     """
 
     def one(image, size, targets, key):
@@ -36,10 +39,22 @@ def random_flip(
             masks = jnp.where(flip, targets.masks[..., ::-1], targets.masks)
         x, y, part = (targets.polygons[..., i] for i in range(3))
         polygons = jnp.stack([jnp.where(flip & (part >= 0), width - x, x), y, part], axis=-1)
-        return image, targets.replace(boxes=boxes, masks=masks, polygons=polygons)
+        targets = targets.replace(boxes=boxes, masks=masks, polygons=polygons)
+        if targets.keypoints is not None:
+            points = _mirrored_keypoints(targets.keypoints, width, keypoint_mirror)
+            targets = targets.replace(keypoints=jnp.where(flip, points, targets.keypoints))
+        return image, targets
 
     images, targets = jax.vmap(one)(batch.images, batch.image_sizes, batch.targets, keys)
     return replace(batch, images=images, targets=targets)
+
+
+def _mirrored_keypoints(
+    keypoints: jax.Array, width: jax.Array, mirror: tuple[int, ...]
+) -> jax.Array:
+    """Keypoints [G, P, 3] of the mirror image; those that are not labelled stay zero."""
+    x, y, v = jnp.moveaxis(keypoints[:, np.array(mirror, int)], -1, 0)
+    return jnp.stack([jnp.where(v > 0, width - x, 0), y, v], axis=-1)
 
 
 def mirrored(columns: jax.Array, width: jax.Array) -> jax.Array:

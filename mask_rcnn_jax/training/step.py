@@ -42,6 +42,7 @@ class StepOptions:
             one part on k * n devices, except where norms look at all devices: sync_batch and
             naive_sync_batch take their statistics from one part of the n devices.
         freeze: patterns of parameters without a gradient, see `recipe.optimizer.Optimizer`.
+        keypoint_mirror: see `training.flip.random_flip`.
     """
 
     loss: LossOptions
@@ -50,6 +51,7 @@ class StepOptions:
     accumulate_steps: int = 1
     averaging: WeightAverage = NO_AVERAGE
     freeze: tuple[str, ...] = ()
+    keypoint_mirror: tuple[int, ...] = ()
 
 
 # Of a state, a batch and, with a teacher, its variables.
@@ -96,7 +98,8 @@ def make_train_step(
 
     def part_gradients(state: TrainState, teacher: Any, batch: Batch):
         flip_keys, model_keys = _image_keys(options.seed, state.step, batch)
-        batch = flip(batch, flip_keys, options.flip_probability)
+        mirror = options.keypoint_mirror
+        batch = flip(batch, flip_keys, options.flip_probability, keypoint_mirror=mirror)
 
         def loss_fn(params):
             params = without_gradients(params, options.freeze)

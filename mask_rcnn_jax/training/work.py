@@ -9,6 +9,7 @@ import optax
 from absl import logging
 from jax.sharding import Mesh
 
+from mask_rcnn_jax.annotations.keypoints import mirror_places
 from mask_rcnn_jax.data.augment import Kind
 from mask_rcnn_jax.data.dataset import Dataset, dataset_name
 from mask_rcnn_jax.data.kinds import resolve_augment
@@ -84,7 +85,8 @@ class Work:
     def step(self, tx: optax.GradientTransformation, mesh: Mesh) -> TrainStep:
         loss, train, data = self.recipe.loss, self.recipe.train, self.recipe.data
         given = loss, train.seed, data.flip_probability, self.microbatches, train
-        options = StepOptions(*given, self.recipe.optim.freeze)
+        mirror = mirror_places(data.keypoints)
+        options = StepOptions(*given, self.recipe.optim.freeze, mirror)
         return make_train_step(self.model, tx, self.schedule, mesh, options, self.distillation)
 
 

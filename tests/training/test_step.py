@@ -13,6 +13,7 @@ import optax
 import pytest
 from jax.sharding import AxisType, Mesh
 
+from mask_rcnn_jax.annotations.keypoints import mirror_places
 from mask_rcnn_jax.benchmarking import inputs
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.models.build import (
@@ -247,6 +248,24 @@ def test_flip_mirrors_image_boxes_and_masks_inside_the_image_width():
     same = random_flip(batch, keys, 0.0)
     for a, b in zip(jax.tree.leaves(same), jax.tree.leaves(batch), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_flip_swaps_left_and_right_keypoints_and_leaves_unlabelled_ones_zero():
+    batch = tiny_batch(2)
+    batch = batch.replace(image_sizes=np.array([[64, 50], [64, 64]], np.int32))
+    names = ("nose", "left_eye", "right_eye")
+    points = np.zeros((*batch.targets.valid.shape, 3, 3), np.float32)
+    points[:, 0] = [(10, 5, 2), (12, 4, 1), (0, 0, 0)]
+    batch = batch.replace(targets=batch.targets.replace(keypoints=points))
+    keys = jax.random.split(jax.random.key(0), 2)
+    flip = functools.partial(random_flip, keypoint_mirror=mirror_places(names))
+    flipped = np.asarray(flip(batch, keys, 1.0).targets.keypoints)
+    np.testing.assert_array_equal(flipped[0, 0], [(40, 5, 2), (0, 0, 0), (38, 4, 1)])
+    np.testing.assert_array_equal(flipped[1, 0], [(54, 5, 2), (0, 0, 0), (52, 4, 1)])
+    assert not flipped[:, 1:].any()
+    inclusive = flip(batch, keys, 1.0, box_offset=1.0).targets.keypoints
+    np.testing.assert_array_equal(inclusive[0, 0], [(39, 5, 2), (0, 0, 0), (37, 4, 1)])
+    np.testing.assert_array_equal(flip(batch, keys, 0.0).targets.keypoints, points)
 
 
 def abstract_state(model, tx) -> TrainState:
