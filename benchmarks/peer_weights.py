@@ -83,7 +83,7 @@ def calibrate(model: MaskRCNN, variables: dict, images, image_sizes, detect) -> 
     head["cls_score"]["bias"][0] = best
     logits, deltas = run("box_head", boxed)
     boxes, _, classes, _ = detect(logits, deltas, proposals, image_sizes, coder=model.box_coder)
-    pooled = run("pool", pyramid, boxes, size=model.mask_roi_size, extent=extent)
+    pooled = run("pool", pyramid, boxes, size=model.roi_size("mask"), extent=extent)
     masks = run("mask_head", pooled, classes)[classes > 0]
     standardize(params["mask_head"]["mask_predictor"], masks.reshape(-1, 1), deviation=2.0)
 

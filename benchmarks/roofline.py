@@ -37,7 +37,7 @@ DEVICES |= {"b200": ("B200",), "rtx5090": ("RTX 5090",)}
 DEVICES |= {"l4": ("L4",), "a10": ("A10",), "t4": ("T4",)}
 DEVICES |= {"v5e": ("TPU v5 lite",), "v6e": ("TPU v6 lite",)}
 # Everything in a prediction outside the scopes of its network, which end in outputs.
-NETWORK = "pyramid|rpn_outputs|box_outputs|class_masks"
+NETWORK = "pyramid|rpn_outputs|box_outputs|results"
 SELECTION = re.compile(rf"MaskRCNN\.predict/(?!MaskRCNN\.(?:{NETWORK})/)")
 
 

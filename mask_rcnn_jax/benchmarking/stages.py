@@ -28,7 +28,7 @@ from mask_rcnn_jax.training.step import loss_terms
 
 Figures = dict[str, dict[str, float]]  # by stage
 Save = Callable[[Figures], object]  # receives the figures after each stage
-RAW_OUTPUTS = ("rpn_logits", "rpn_deltas", "class_logits", "box_deltas", "mask_logits")
+RAW_OUTPUTS = ("rpn_logits", "rpn_deltas", "class_logits", "box_deltas")
 
 
 def train(recipe: Recipe, repeats: int, save: Save = lambda figures: None) -> Figures:
@@ -42,14 +42,16 @@ def train(recipe: Recipe, repeats: int, save: Save = lambda figures: None) -> Fi
     times: Figures = {}
     stage = partial(_stage, times, repeats, save)
 
-    def pool(rois, mask_rois, pyramid):
-        boxed = run(params, pyramid, rois.boxes, BOX_SIZE, extent, method=MaskRCNN.pool)
-        if mask_rois is None:
-            return (boxed,)
-        return boxed, run(params, pyramid, mask_rois, extent, method=MaskRCNN.pool_masks)
+    def pool(rois, task_rois, pyramid):
+        pooled = [run(params, pyramid, rois.boxes, BOX_SIZE, extent, method=MaskRCNN.pool)]
+        for task in model.tasks:
+            given = pyramid, task_rois, extent, model.roi_size(task.name)
+            pooled.append(run(params, *given, method=MaskRCNN.pool_rois))
+        return tuple(pooled)
 
-    def loss(differentiable, outputs):
-        outputs = outputs.replace(**differentiable)
+    def loss(differentiable, logits, outputs):
+        tasks = {name: own.replace(logits=logits[name]) for name, own in outputs.tasks.items()}
+        outputs = outputs.replace(**differentiable, tasks=tasks)
         options = recipe.loss
         return loss_terms(outputs, options, model.rpn.batch_size_per_image)["loss/total"]
 
@@ -68,19 +70,18 @@ def train(recipe: Recipe, repeats: int, save: Save = lambda figures: None) -> Fi
     proposals = stage("proposals", propose, batch, logits, deltas)
     sample = partial(run, params, method=MaskRCNN.sample)
     rois = stage("RoI sampling", sample, proposals, batch, keys)
-    mask_rois = None
-    if model.mask_head is not None:
-        mask_rois, _ = model.sampling.mask_rois(rois)
-    boxed, *masked = stage("RoIAlign", pool, rois, mask_rois, pyramid, gradient=(2,))
+    task_rois, _ = model.sampling.mask_rois(rois)
+    boxed, *of_tasks = stage("RoIAlign", pool, rois, task_rois, pyramid, gradient=(2,))
     stage("box head", partial(run, method="box_head"), params, boxed, gradient=(0, 1))
-    if mask_rois is not None:
-        mask_head = partial(run, method="mask_head")
-        stage("mask head", mask_head, params, *masked, mask_rois.classes[None], gradient=(0, 1))
-        mask_targets = partial(run, params, method=MaskRCNN.roi_mask_targets)
-        stage("mask targets", mask_targets, mask_rois, batch)
+    for task, pooled in zip(model.tasks, of_tasks, strict=True):
+        head, classes = partial(run, method=f"{task.name}_head"), task_rois.classes[None]
+        stage(f"{task.name} head", head, params, pooled, classes, gradient=(0, 1))
+        targets = partial(task.targets, roi_size=model.roi_size(task.name))
+        stage(f"{task.name} targets", targets, batch, task_rois)
     outputs = jax.jit(partial(run, train=False, method=MaskRCNN.forward_train))(params, batch, keys)
     raw = {name: getattr(outputs, name) for name in RAW_OUTPUTS}
-    stage("losses", loss, raw, outputs, gradient=(0,))
+    logits = {name: own.logits for name, own in outputs.tasks.items()}
+    stage("losses", loss, raw, logits, outputs, gradient=(0, 1))
     times["optimizer"] = _optimizer(recipe, model, params, repeats)
     save(times)
     return times
@@ -105,10 +106,10 @@ def infer(recipe: Recipe, repeats: int, save: Save = lambda figures: None) -> Fi
     head = stage("box head", partial(run, method="box_head"), params, boxed)
     selected = stage("detections", detect, *head, proposals, batch.image_sizes)
     boxes, _, classes, _ = selected
-    if model.mask_head is not None:
-        pool_masks = partial(pool, size=model.mask_roi_size)
-        masked = stage("RoIAlign of masks", pool_masks, pyramid, boxes)
-        stage("mask head", partial(run, method="mask_head"), params, masked, classes)
+    for task in model.tasks:
+        name, pool_boxes = task.name, partial(pool, size=model.roi_size(task.name))
+        pooled = stage(f"RoIAlign of {name}s", pool_boxes, pyramid, boxes)
+        stage(f"{name} head", partial(run, method=f"{name}_head"), params, pooled, classes)
     return times
 
 

@@ -87,9 +87,9 @@ def _raw_outputs(
     pooled = model.pool(pyramid, found.boxes, BOX_SIZE, extent)
     for head in (model.box_head, *model.cascade.heads):
         outputs += head(pooled)
-    if model.mask_head is not None:
-        pooled = model.pool(pyramid, found.boxes, model.mask_roi_size, extent)
-        outputs.append(model.mask_head(pooled, found.classes))
+    for task in model.tasks:
+        pooled = model.pool(pyramid, found.boxes, model.roi_size(task.name), extent)
+        outputs.append(model.head(task.name)(pooled, found.classes))
     rows = [jnp.where(jnp.expand_dims(found.valid, range(2, x.ndim)), x, 0) for x in outputs[2:]]
     return outputs[:2] + rows
 

@@ -14,11 +14,13 @@ from mask_rcnn_jax.models.cascade import Cascade
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.image_input import ImageInput
 from mask_rcnn_jax.models.mask_targets import MaskTargets
+from mask_rcnn_jax.models.masks import MaskTask
 from mask_rcnn_jax.models.outputs import StageOutputs, TrainOutputs
-from mask_rcnn_jax.models.protocols import MaskHeadLike, PartLike, ability, taken
+from mask_rcnn_jax.models.protocols import PROTOCOLS, PartLike, ability, taken
 from mask_rcnn_jax.models.quantization import Quantization
 from mask_rcnn_jax.models.rpn import RPN
 from mask_rcnn_jax.models.sampling import MaskRoIs, RoISampling, SampledRoIs
+from mask_rcnn_jax.models.tasks import Task, TaskOutputs
 from mask_rcnn_jax.ops.anchors import AnchorGrid, Anchors
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.classifier import SOFTMAX, Classifier
@@ -75,7 +77,7 @@ class MaskRCNN(nn.Module):
     roi_align: RoIAlign
     box_head: nn.Module
     cascade: Cascade
-    mask_head: nn.Module | None  # None: boxes only
+    mask_head: nn.Module | None  # None: no masks
     mask_targets: MaskTargets
     classifier: Classifier = SOFTMAX
     precision: Precision = Precision()
@@ -89,28 +91,39 @@ class MaskRCNN(nn.Module):
         boxes = jnp.zeros((len(images), 1, 4))
         proposals = Proposals(boxes=boxes, scores=boxes[..., 0], valid=boxes[..., 0] > 0)
         self.box_outputs(pyramid, proposals, image_sizes, extent)
-        if self.mask_head is not None:
-            self.class_masks(pyramid, boxes, jnp.zeros((len(images), 1), jnp.int32), extent)
+        for task in self.tasks:
+            classes = jnp.zeros((len(images), 1), jnp.int32)
+            self.results(task.name, pyramid, boxes, classes, extent)
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """What is learned about each object, see `models.tasks`; () is boxes alone."""
+        every = (MaskTask(self.mask_targets, self.roi_align.min_size, self.implementation),)
+        return tuple(task for task in every if self.head(task.name) is not None)
+
+    def head(self, task: str) -> Any:
+        """The head of a task by its name; None: the model does not have the task."""
+        return getattr(self, f"{task}_head")
+
+    def roi_size(self, task: str) -> int:
+        """Side of the RoI features of a task's head."""
+        return ability(self.head(task), PROTOCOLS[f"{task}_head"], "roi_size")
 
     @property
     def trains_batch_stats(self) -> bool:
         """Whether training updates `batch_stats`."""
-        parts = (self.backbone, self.fpn, self.box_head, self.cascade, self.mask_head)
+        heads = [self.head(task.name) for task in self.tasks]
+        parts = (self.backbone, self.fpn, self.box_head, self.cascade, *heads)
         return self.precision.quantization.int8 or any(
-            ability(p, PartLike, "trains_batch_stats") for p in parts if p is not None
+            ability(part, PartLike, "trains_batch_stats") for part in parts
         )
-
-    @property
-    def mask_roi_size(self) -> int:
-        """Side of the mask head's RoI features."""
-        return ability(self.mask_head, MaskHeadLike, "roi_size")
 
     @in_precision
     def forward_train(self, batch: Batch, keys: jax.Array | None, *, train: bool) -> TrainOutputs:
         """Run both stages with sampling.
 
         keys: [B] PRNG keys, one per image; None samples the lowest rows, and no backbone draws.
-        train: batch norm mode, and whether `sampling.mask_rois_per_image` limits the masks.
+        train: batch norm mode, and whether `sampling.mask_rois_per_image` limits the tasks' RoIs.
         """
         rpn_keys = roi_keys = None
         if keys is not None:
@@ -134,13 +147,9 @@ class MaskRCNN(nn.Module):
             self.classifier.draw(keys, stage.rois.classes, stage.rois.valid, num_classes, i)
             for i, stage in enumerate([first, *stages])
         ]
-        mask_rois = mask_logits = mask_targets = dropped = None
-        if self.mask_head is not None:
-            mask_rois, dropped = self.sampling.mask_rois(rois, limit=train)
-            pooled = self.pool_masks(pyramid, mask_rois, extent)
-            options = taken(self.mask_head, train=train)
-            mask_logits = self.mask_head(pooled, mask_rois.classes[None], **options)[0]
-            mask_targets = self.roi_mask_targets(mask_rois, batch)
+        task_rois = dropped = None
+        if self.tasks:
+            task_rois, dropped = self.sampling.mask_rois(rois, limit=train)
         return TrainOutputs(
             rpn_logits=rpn_logits,
             rpn_deltas=rpn_deltas,
@@ -151,9 +160,8 @@ class MaskRCNN(nn.Module):
             rois=rois,
             class_logits=first.class_logits,
             box_deltas=first.box_deltas,
-            mask_rois=mask_rois,
-            mask_logits=mask_logits,
-            mask_targets=mask_targets,
+            task_rois=task_rois,
+            tasks=self.train_tasks(pyramid, task_rois, batch, extent, train=train),
             dropped_masks=dropped,
             stages=stages,
             drawn_classes=tuple(drawn),
@@ -175,11 +183,12 @@ class MaskRCNN(nn.Module):
         options["classifier"] = self.classifier
         selected = detect(logits, deltas, proposals, image_sizes, **options)
         boxes, scores, classes, valid = selected
-        masks = None
-        if self.mask_head is not None:
-            masks = self.class_masks(pyramid, boxes, classes, extent)
-            masks = jnp.where(valid[..., None, None], masks, 0.0)
-        return Detections(boxes=boxes, scores=scores, classes=classes, masks=masks, valid=valid)
+        results: dict[str, Any] = {"masks": None}
+        for task in self.tasks:
+            found = self.results(task.name, pyramid, boxes, classes, extent)
+            rows = jnp.expand_dims(valid, range(2, found.ndim))
+            results[task.result] = jnp.where(rows, found, 0.0)
+        return Detections(boxes=boxes, scores=scores, classes=classes, valid=valid, **results)
 
     @in_precision
     def predict_masks(
@@ -187,7 +196,7 @@ class MaskRCNN(nn.Module):
     ) -> jax.Array:
         """Compute the masks [B, D, M, M], in 0..1, of given boxes [B, D, 4] and classes [B, D]."""
         pyramid, extent = self.pyramid(images, image_sizes, train=False)
-        return self.class_masks(pyramid, boxes, classes, extent)
+        return self.results("mask", pyramid, boxes, classes, extent)
 
     def pyramid(
         self,
@@ -257,13 +266,18 @@ class MaskRCNN(nn.Module):
             logits, deltas, proposals, image_sizes, run, self.box_coder, self.classifier
         )
 
-    def class_masks(
-        self, pyramid: list[jax.Array], boxes: jax.Array, classes: jax.Array, extent: ValidExtent
+    def results(
+        self,
+        task: str,
+        pyramid: list[jax.Array],
+        boxes: jax.Array,
+        classes: jax.Array,
+        extent: ValidExtent,
     ) -> jax.Array:
-        """Return the mask head's probabilities [B, D, M, M] for boxes and their classes."""
+        """Return what a task finds, such as masks [B, D, M, M], for boxes and their classes."""
         batch, count = classes.shape
         if count <= MASKS_AT_ONCE:
-            return self.masks_at_once(pyramid, boxes, classes, extent)
+            return self.results_at_once(task, pyramid, boxes, classes, extent)
         parts = -(-count // MASKS_AT_ONCE)
         rows = -(-count // parts)
 
@@ -274,34 +288,50 @@ class MaskRCNN(nn.Module):
 
         def part(model: MaskRCNN, carry: tuple, of_part: tuple) -> tuple[tuple, jax.Array]:
             boxes, classes = of_part
-            return carry, model.masks_at_once(pyramid, boxes, classes, extent)
+            return carry, model.results_at_once(task, pyramid, boxes, classes, extent)
 
         in_turn: Any = nn.scan(part, variable_broadcast=True, split_rngs={})
-        _, masks = in_turn(self, (), (split(boxes), split(classes)))
-        side = masks.shape[-1]
-        return jnp.moveaxis(masks, 0, 1).reshape(batch, parts * rows, side, side)[:, :count]
+        _, found = in_turn(self, (), (split(boxes), split(classes)))
+        return jnp.moveaxis(found, 0, 1).reshape(batch, parts * rows, *found.shape[3:])[:, :count]
 
-    def masks_at_once(
-        self, pyramid: list[jax.Array], boxes: jax.Array, classes: jax.Array, extent: ValidExtent
+    def results_at_once(
+        self,
+        task: str,
+        pyramid: list[jax.Array],
+        boxes: jax.Array,
+        classes: jax.Array,
+        extent: ValidExtent,
     ) -> jax.Array:
-        """`class_masks` of few boxes."""
-        assert self.mask_head is not None
-        pooled = self.pool(pyramid, boxes, self.mask_roi_size, extent)
-        return nn.sigmoid(self.mask_head(pooled, classes))
+        """`results` of few boxes."""
+        pooled = self.pool(pyramid, boxes, self.roi_size(task), extent)
+        finish = next(one.found for one in self.tasks if one.name == task)
+        return finish(self.head(task)(pooled, classes), boxes)
 
-    def roi_mask_targets(self, rois: MaskRoIs, batch: Batch) -> jax.Array:
-        """Compute the RoIs' mask targets [N, M, M] in 0..1."""
-        min_size = max(0.1, self.roi_align.min_size)
-        options: dict[str, Any] = dict(min_size=min_size, implementation=self.implementation)
-        options["size"] = 2 * self.mask_roi_size
-        return self.mask_targets(batch.targets, rois, batch.image_sizes, **options)
+    def train_tasks(
+        self,
+        pyramid: list[jax.Array],
+        rois: MaskRoIs | None,
+        batch: Batch,
+        extent: ValidExtent,
+        *,
+        train: bool,
+    ) -> dict[str, TaskOutputs]:
+        """Run each task's head on foreground RoIs, and compute its targets."""
+        outputs = {}
+        for task in self.tasks:
+            assert rois is not None
+            head, size = self.head(task.name), self.roi_size(task.name)
+            pooled = self.pool_rois(pyramid, rois, extent, size)
+            logits = head(pooled, rois.classes[None], **taken(head, train=train))[0]
+            outputs[task.name] = TaskOutputs(logits, task.targets(batch, rois, roi_size=size), task)
+        return outputs
 
-    def pool_masks(
-        self, pyramid: list[jax.Array], rois: MaskRoIs, extent: ValidExtent
+    def pool_rois(
+        self, pyramid: list[jax.Array], rois: MaskRoIs, extent: ValidExtent, size: int
     ) -> jax.Array:
-        """Pool the mask head's N RoIs in training to [1, N, P, P, C], zero in padding rows."""
+        """Pool the tasks' N RoIs in training to [1, N, size, size, C], zero in padding rows."""
         of_rows = rois.images[None], rois.foreground[None]
-        return self.pool(pyramid, rois.boxes[None], self.mask_roi_size, extent, of_rows)
+        return self.pool(pyramid, rois.boxes[None], size, extent, of_rows)
 
     def pool(
         self,

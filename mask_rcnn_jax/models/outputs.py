@@ -1,11 +1,12 @@
 """What the model computes in training, for the losses."""
 
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import jax
 from flax import struct
 
 from mask_rcnn_jax.models.sampling import MaskRoIs, SampledRoIs
+from mask_rcnn_jax.models.tasks import TaskOutputs
 from mask_rcnn_jax.ops.classifier import SOFTMAX, Classifier
 from mask_rcnn_jax.structures import Proposals
 
@@ -34,10 +35,9 @@ class TrainOutputs:
     rois: SampledRoIs  # with a B axis
     class_logits: jax.Array  # [B, R, K + 1]
     box_deltas: jax.Array  # [B, R, K + 1, 4]
-    # What the mask head was trained on, N RoIs from all images; None without a mask head.
-    mask_rois: MaskRoIs | None
-    mask_logits: jax.Array | None  # [N, M, M] of the true class; unspecified in padding rows
-    mask_targets: jax.Array | None  # [N, M, M] 0..1; likewise
+    # What the tasks' heads were trained on, N RoIs from all images; None without a task.
+    task_rois: MaskRoIs | None
+    tasks: dict[str, TaskOutputs]  # by name, such as "mask"
     # [] foreground RoIs per image that no row was left for; None where all have one
     dropped_masks: jax.Array | None = None
     stages: tuple[StageOutputs, ...] = ()  # behind the box head
@@ -50,3 +50,18 @@ class TrainOutputs:
     def box_stages(self) -> tuple[StageOutputs, ...]:
         """The box head's outputs, and those of the stages behind it."""
         return (StageOutputs(self.rois, self.class_logits, self.box_deltas), *self.stages)
+
+    @property
+    def mask_rois(self) -> MaskRoIs | None:
+        """What the mask head was trained on; None without a mask head."""
+        return self.task_rois if "mask" in self.tasks else None
+
+    @property
+    def mask_logits(self) -> Any:
+        """[N, M, M] of the true class, unspecified in padding rows; None without a mask head."""
+        return self.tasks["mask"].logits if "mask" in self.tasks else None
+
+    @property
+    def mask_targets(self) -> Any:
+        """[N, M, M] in 0..1, unspecified in padding rows; None without a mask head."""
+        return self.tasks["mask"].targets if "mask" in self.tasks else None

@@ -1,6 +1,7 @@
 """Run a second model beside the one that is trained, on the same images and RoIs."""
 
-from typing import no_type_check
+from collections.abc import Collection
+from typing import Any, no_type_check
 
 import jax
 from flax import struct
@@ -8,6 +9,7 @@ from jax import lax
 
 from mask_rcnn_jax.models.mask_rcnn import BOX_SIZE, MaskRCNN, in_precision
 from mask_rcnn_jax.models.outputs import TrainOutputs
+from mask_rcnn_jax.models.tasks import TASKS
 from mask_rcnn_jax.structures import Batch
 
 
@@ -21,17 +23,22 @@ class TeacherOutputs:
     # Of the student's RoIs in each stage that both have: logits [B, R, K + 1] and deltas
     # [B, R, K + 1, 4], the latter for the teacher's box coder
     stages: list[tuple[jax.Array, jax.Array]]
-    mask_logits: jax.Array | None  # [N, M, M] of the student's mask RoIs; None without them
+    tasks: dict[str, Any]  # logits of the student's RoIs for each task that both have, N rows
 
 
 @in_precision
 def teach(
-    model: MaskRCNN, batch: Batch, student: TrainOutputs, *, rpn: bool = True, masks: bool = True
+    model: MaskRCNN,
+    batch: Batch,
+    student: TrainOutputs,
+    *,
+    rpn: bool = True,
+    tasks: Collection[str] = TASKS,
 ) -> TeacherOutputs:
     """Run a teacher as in prediction on a student's images and RoIs; no gradient flows through it.
 
     For `model.apply(variables, batch, student, method=teach)`. The teacher normalizes the images
-    by its own `input`. rpn, masks: whether to run these heads.
+    by its own `input`. rpn: whether to run its head. tasks: those whose heads to run.
     """
     pyramid, extent = model.pyramid(batch.images, batch.image_sizes, train=False)
     rpn_logits = model.rpn_outputs(pyramid, extent)[0] if rpn else []
@@ -40,8 +47,10 @@ def teach(
         head(model.pool(pyramid, stage.rois.boxes, BOX_SIZE, extent))
         for stage, head in zip(student.box_stages, heads, strict=False)
     ]
-    mask_logits = None
-    if masks and model.mask_head is not None and student.mask_rois is not None:
-        pooled = model.pool_masks(pyramid, student.mask_rois, extent)
-        mask_logits = model.mask_head(pooled, student.mask_rois.classes[None])[0]
-    return lax.stop_gradient(TeacherOutputs(pyramid, rpn_logits, stages, mask_logits))
+    logits, rois = {}, student.task_rois
+    for name in student.tasks:
+        head = model.head(name)
+        if name in tasks and head is not None and rois is not None:
+            pooled = model.pool_rois(pyramid, rois, extent, model.roi_size(name))
+            logits[name] = head(pooled, rois.classes[None])[0]
+    return lax.stop_gradient(TeacherOutputs(pyramid, rpn_logits, stages, logits))

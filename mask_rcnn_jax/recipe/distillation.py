@@ -63,6 +63,10 @@ class DistillOptions:
         if self.teacher and not any(getattr(self, name) for name in names):
             raise ValueError(f"teacher is {self.teacher!r}, but all weights of its losses are 0")
 
+    def weight(self, task: str) -> float:
+        """Return the factor for a task's loss, such as "mask"."""
+        return getattr(self, f"{task}_weight", 0.0)
+
     def factor(self, step: jax.Array, steps: int) -> jax.Array:
         """Return the factor for all weights in a step, from 0, when a run has `steps`."""
         warm, cold = self.warmup_until * steps, (1 - self.decay_from) * steps

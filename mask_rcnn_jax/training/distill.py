@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.outputs import TrainOutputs
+from mask_rcnn_jax.models.tasks import TASKS
 from mask_rcnn_jax.models.teacher import TeacherOutputs, teach
 from mask_rcnn_jax.ops import distill_losses
 from mask_rcnn_jax.ops.boxes import BoxCoder
@@ -36,7 +37,8 @@ class Distillation:
         self, teacher_variables: Mapping[str, Any], batch: Batch, outputs: TrainOutputs
     ) -> TeacherOutputs:
         """Run the teacher's parts that the losses read."""
-        heads: Any = {"rpn": self.options.rpn_weight > 0, "masks": self.options.mask_weight > 0}
+        tasks = tuple(name for name in TASKS if self.options.weight(name) > 0)
+        heads: Any = {"rpn": self.options.rpn_weight > 0, "tasks": tasks}
         found: Any = self.teacher.apply(teacher_variables, batch, outputs, method=teach, **heads)
         return found
 
@@ -78,12 +80,10 @@ class Distillation:
             losses["cls"] = options.cls_weight, divergence
         if options.box_weight:
             losses["box"] = options.box_weight, self._boxes(pairs)
-        if options.mask_weight and outputs.mask_rois is not None:
-            ours, theirs = outputs.mask_logits, teacher.mask_logits
-            assert ours is not None and theirs is not None  # `training.teacher.check_fit`
-            foreground = outputs.mask_rois.foreground
-            mask = distill_losses.mask_divergence(ours, theirs, foreground)
-            losses["mask"] = options.mask_weight, mask
+        for name, own in outputs.tasks.items():
+            if weight := options.weight(name):
+                theirs = teacher.tasks[name]  # it is there: `training.teacher.check_fit`
+                losses[name] = weight, own.task.divergence(own.logits, theirs, outputs.task_rois)
         if options.rpn_weight:
             logits, taught = (jnp.concatenate(x.rpn_logits, axis=1) for x in (outputs, teacher))
             each = distill_losses.binary_divergence(logits, taught)

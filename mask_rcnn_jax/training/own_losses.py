@@ -11,12 +11,13 @@ import jax.numpy as jnp
 
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.outputs import TrainOutputs
+from mask_rcnn_jax.models.tasks import TASKS
 from mask_rcnn_jax.ops.losses import AddedLoss, LossOptions
 from mask_rcnn_jax.structures import Batch, Targets
 from mask_rcnn_jax.terminal.safe_text import cut, one_line
 
 OwnLoss = Callable[[TrainOutputs, Targets, Batch], Any]  # returns one number
-_TAKEN = ("total", "rpn_cls", "rpn_box", "box_cls", "box_reg", "mask")
+_TAKEN = ("total", "rpn_cls", "rpn_box", "box_cls", "box_reg", *TASKS)
 _EXPECTED = "expected a function of (outputs, targets, batch)"
 
 

@@ -210,9 +210,9 @@ def _terms(
 def loss_terms(
     outputs: TrainOutputs, options: LossOptions, anchors_per_image: int
 ) -> dict[str, jax.Array]:
-    """The losses, four and that of masks where there is a mask head, and their weighted sum.
+    """The losses, four and those of the model's tasks, and their weighted sum.
 
-    With them, `dropped_masks` of the outputs, where the rows of the mask head are limited.
+    With them, `dropped_masks` of the outputs, where the rows of the tasks' heads are limited.
     anchors_per_image: `model.rpn.batch_size_per_image`.
     """
     rpn_cls, rpn_box = losses.rpn_losses(
@@ -243,11 +243,9 @@ def loss_terms(
         "loss/box_cls": box_cls,
         "loss/box_reg": options.box_reg_weight * box_reg,
     }
-    if outputs.mask_rois is not None:
-        logits, targets = outputs.mask_logits, outputs.mask_targets
-        assert logits is not None and targets is not None
-        mask = losses.mask_loss(logits, targets, outputs.mask_rois.foreground)
-        terms["loss/mask"] = options.mask_weight * mask
+    for name, own in outputs.tasks.items():
+        weight: float = getattr(options, f"{name}_weight")
+        terms[f"loss/{name}"] = weight * own.task.loss(outputs, options)
     dropped = outputs.dropped_masks
     counts = {} if dropped is None else {"dropped_masks": dropped}
     return {"loss/total": sum(terms.values()), **terms, **counts}

@@ -218,8 +218,9 @@ def check_fit(distillation: Distillation, outputs: TrainOutputs, taught: Teacher
     kinds = teacher.classifier.kind, student.classifier.kind
     if options.cls_weight and kinds[0] != kinds[1]:
         raise ValueError(f"{where} model.classifier.kind={kinds[0]!r}, the model {kinds[1]!r}")
-    if options.mask_weight and outputs.mask_logits is not None and taught.mask_logits is None:
-        raise ValueError(f"{where} no mask head, expected distill.mask_weight=0")
+    for task in outputs.tasks:
+        if options.weight(task) and task not in taught.tasks:
+            raise ValueError(f"{where} no {task} head, expected distill.{task}_weight=0")
     if options.rpn_weight and teacher.anchors != student.anchors:
         raise ValueError(f"{where} other model.anchors, expected distill.rpn_weight=0")
     if options.inherit:

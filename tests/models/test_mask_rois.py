@@ -137,19 +137,19 @@ def test_targets_are_those_of_each_image(kind):
 def slotwise(model, pyramid, rois, targets, extent):
     """The mask loss of all slots of all images, as without packing."""
     rois = jax.tree.map(lambda x: x[:, :SLOTS], rois)
-    pooled = model.pool(pyramid, rois.boxes, model.mask_roi_size, extent)
+    pooled = model.pool(pyramid, rois.boxes, model.roi_size("mask"), extent)
     logits = model.mask_head(pooled, rois.classes, train=True)
-    crops = functools.partial(mask_ops.mask_targets, size=2 * model.mask_roi_size)
+    crops = functools.partial(mask_ops.mask_targets, size=2 * model.roi_size("mask"))
     masks = jax.vmap(crops)(targets.masks, targets.boxes, rois.boxes, rois.matched_idxs)
     return mask_loss(logits, masks, rois.foreground)
 
 
 def packed(model, pyramid, rois, targets, extent):
     rois, _ = model.sampling.mask_rois(rois)
-    pooled = model.pool_masks(pyramid, rois, extent)
+    pooled = model.pool_rois(pyramid, rois, extent, model.roi_size("mask"))
     logits = model.mask_head(pooled, rois.classes[None], train=True)[0]
     masks = model.mask_targets(targets, rois, extent.size[None], min_size=1.0,
-                               size=2 * model.mask_roi_size)  # fmt: skip
+                               size=2 * model.roi_size("mask"))  # fmt: skip
     return mask_loss(logits, masks, rois.foreground)
 
 

@@ -138,7 +138,7 @@ def raw_outputs(model, images, sizes):
     proposals = Proposals(boxes, jnp.ones((1, 3)), jnp.ones((1, 3), bool))
     found = [*model.rpn_outputs(pyramid, extent)]
     found += model.box_outputs(pyramid, proposals, sizes, extent)[:2]
-    pooled = model.pool(pyramid, boxes, model.mask_roi_size, extent)
+    pooled = model.pool(pyramid, boxes, model.roi_size("mask"), extent)
     return [*found, model.mask_head(pooled, jnp.asarray([[1, 2, 1]]))]
 
 

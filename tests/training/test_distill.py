@@ -252,7 +252,7 @@ SIDES = (16, 8, 4, 2, 1)
         ({"pyramid": shapes(*((1, s, s, 256) for s in SIDES))},
          "maps of 256 channels, the model 8, and distill.feature_loss='pearson' needs as many"),
         ({"stages": [shapes((1, 16, 6), (1, 16, 6, 4))]}, "5 classes, the training set 2"),
-        ({"mask_logits": None}, "no mask head, expected distill.mask_weight=0"),
+        ({"tasks": {}}, "no mask head, expected distill.mask_weight=0"),
     ],
 )  # fmt: skip
 def test_teachers_that_do_not_fit_are_refused(fields, words):
