@@ -96,6 +96,8 @@ EXPECTED = {
     "regnet": Expected("coco_detectron2:lsj_100ep_regnetx_4gf", REGNET),
     "torchvision_convnext": Expected("coco_convnext", INPUT),
     "convnext": Expected("coco_convnext", INPUT),
+    "dinov3_convnext": Expected("coco_convnext", INPUT),
+    "timm_convnext": Expected("coco_convnext", INPUT),
     "mmdetection_convnext": Expected("coco_convnext", (*INPUT, *HEADS)),
     "detectron2_resnet": Expected("coco_detectron2", BACKBONE, ("input.mean",)),
     "detectron_msra": Expected(

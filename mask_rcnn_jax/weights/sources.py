@@ -69,6 +69,8 @@ _DETECTRON2_UNUSED = (
 _MAE, _MAE_TABLES = trunks.vit("")
 _CONVNEXT, _CONVNEXT_TABLES = trunks.convnext("[backbone.]")
 _TORCHVISION_CONVNEXT, _TORCHVISION_CONVNEXT_TABLES = trunks.torchvision_convnext()
+_DINOV3_CONVNEXT, _DINOV3_CONVNEXT_TABLES = trunks.huggingface_convnext("[model.]")
+_TIMM_CONVNEXT, _TIMM_CONVNEXT_TABLES = trunks.timm_convnext()
 _TF: dict[str, Any] = {"parts": TF_PARTS, "norm_parts": TF_NORM_PARTS, "layout": "tf"}
 _CAFFE2_OPTIONS: dict[str, Any] = {"parts": {"_w": "kernel"}, "unused": _CAFFE2_UNUSED}
 
@@ -146,6 +148,19 @@ SOURCES = {
         _CONVNEXT,
         unused=r"(norm|head)\..*",
         tables=_CONVNEXT_TABLES,
+    ),
+    "dinov3_convnext": Source(
+        "Hugging Face's DINOv3 ConvNeXt",
+        tuple(f"{p}stages.0.layers.0.depthwise_conv.weight" for p in ("", "model.")),
+        _DINOV3_CONVNEXT,
+        tables=_DINOV3_CONVNEXT_TABLES,
+    ),
+    "timm_convnext": Source(
+        "timm's ConvNeXt",
+        ("stages.0.blocks.0.conv_dw.weight",),
+        _TIMM_CONVNEXT,
+        unused=r"head\.fc\..*",
+        tables=_TIMM_CONVNEXT_TABLES,
     ),
     "detectron2_resnet": Source(
         "detectron2's ResNet",

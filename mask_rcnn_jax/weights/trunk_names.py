@@ -86,6 +86,43 @@ def convnext(prefix: str) -> tuple[Rows, Rows]:
             (down + "0", "backbone/down{stage}_norm"),
             (down + "1", "backbone/down{stage}_conv"),
             (prefix + "norm{stage-2}", "backbone/output{stage}_norm"),
+            (prefix + "norms.{stage-2}", "backbone/output{stage}_norm"),  # Meta's DINOv3
+            *((theirs + name, ours + path) for name, path in layers),
+        ),
+        ((theirs + "gamma", ours + "gamma"),),
+    )
+
+
+def huggingface_convnext(prefix: str) -> tuple[Rows, Rows]:
+    """Return rows and tables for the DINOv3 ConvNeXt of Hugging Face's transformers."""
+    down = prefix + "stages.{stage-2}.downsample_layers."
+    theirs, ours = prefix + "stages.{stage-2}.layers.{block}.", "backbone/res{stage}_{block}/"
+    layers = (("depthwise_conv", "dwconv"), ("layer_norm", "norm"))
+    layers += (("pointwise_conv1", "fc1"), ("pointwise_conv2", "fc2"))
+    return (
+        (
+            (f"{prefix}stages.0.downsample_layers.0", "backbone/stem_conv"),
+            (f"{prefix}stages.0.downsample_layers.1", "backbone/stem_norm"),
+            (down + "0", "backbone/down{stage}_norm"),
+            (down + "1", "backbone/down{stage}_conv"),
+            ("layer_norm", "backbone/output5_norm"),
+            *((theirs + name, ours + path) for name, path in layers),
+        ),
+        ((theirs + "gamma", ours + "gamma"),),
+    )
+
+
+def timm_convnext() -> tuple[Rows, Rows]:
+    """Return rows and tables for timm's ConvNeXt."""
+    theirs, ours = "stages.{stage-2}.blocks.{block}.", "backbone/res{stage}_{block}/"
+    layers = (("conv_dw", "dwconv"), ("norm", "norm"), ("mlp.fc1", "fc1"), ("mlp.fc2", "fc2"))
+    return (
+        (
+            ("stem.0", "backbone/stem_conv"),
+            ("stem.1", "backbone/stem_norm"),
+            ("stages.{stage-2}.downsample.0", "backbone/down{stage}_norm"),
+            ("stages.{stage-2}.downsample.1", "backbone/down{stage}_conv"),
+            ("head.norm", "backbone/output5_norm"),
             *((theirs + name, ours + path) for name, path in layers),
         ),
         ((theirs + "gamma", ours + "gamma"),),
