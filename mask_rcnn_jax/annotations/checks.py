@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from mask_rcnn_jax.annotations.absent import absent_images
 from mask_rcnn_jax.annotations.ids import MAX_NAME, id_fault, other_type
+from mask_rcnn_jax.annotations.keypoints import Layout
 from mask_rcnn_jax.annotations.lvis import file_name_in, label_problems
 from mask_rcnn_jax.annotations.segmentation import (
     clipped_box,
@@ -39,8 +40,9 @@ MAX_BOX_SIDES = 100
 # Outline of an object in units of its box. Training draws it into a crop of the box.
 MAX_RELATIVE_OUTLINE = 10_000
 
-TRAIN, BOX, MASK = "training", "bbox", "segm"  # what a fault may spoil: the last two are scores
-EVERYTHING = frozenset({TRAIN, BOX, MASK})
+# What a fault may spoil: all but the first are scores.
+TRAIN, BOX, MASK, KEYPOINTS = "training", "bbox", "segm", "keypoints"
+EVERYTHING = frozenset({TRAIN, BOX, MASK, KEYPOINTS})
 WITHOUT_MASK = frozenset({TRAIN, MASK})
 
 
@@ -48,7 +50,7 @@ class Fault(NamedTuple):
     """Why an annotation cannot be used."""
 
     text: str
-    spoils: frozenset[str]  # of TRAIN, BOX and MASK
+    spoils: frozenset[str]  # of TRAIN, BOX, MASK and KEYPOINTS
 
 
 class Checked(NamedTuple):
@@ -219,13 +221,17 @@ def annotation_name(entry: dict, position: int) -> str:
 
 
 def check_annotation(
-    entry: dict[str, Any], size: tuple[int, int] | None, boxes_only: bool
+    entry: dict[str, Any],
+    size: tuple[int, int] | None,
+    boxes_only: bool,
+    keypoints: Layout | None = None,
 ) -> Checked:
     """Check one annotation.
 
     Args:
         size: (height, width) of its image, None if the json does not say.
         boxes_only: an object with a box needs no mask, and a faulty mask is left out.
+        keypoints: those that are used; None looks at none.
     """
     segmentation = entry.get("segmentation")
     nulls = [key for key in ("bbox", "area") if key in entry and entry[key] is None]
@@ -244,6 +250,8 @@ def check_annotation(
         faults.append(fault)
     elif segmentation and size is not None and not any(BOX in f.spoils for f in faults):
         faults += _extent_faults(entry, *size)
+    if keypoints is not None and (text := keypoints.fault(entry)):
+        faults.append(Fault(text, frozenset({TRAIN, KEYPOINTS})))
     if not faults:
         return Checked(entry, None, tuple(dropped))
     spoils = frozenset().union(*(fault.spoils for fault in faults))

@@ -4,8 +4,13 @@ COCO has x, y, v for each point: v is 0 not labelled, 1 labelled but hidden, 2 v
 indices of pixels, or coordinates; `data.keypoint_offset` says which.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mask_rcnn_jax.annotations.segmentation import show
 
 PERSON = (
     "nose",
@@ -49,3 +54,122 @@ def skeleton_of(categories: Iterable[Mapping[str, Any]], names: Sequence[str]) -
             return tuple(known)
     pairs = [(PERSON[a], PERSON[b]) for a, b in PERSON_SKELETON]
     return tuple((place[a], place[b]) for a, b in pairs if a in place and b in place)
+
+
+class Keypoints(NamedTuple):
+    """The keypoints that the objects of a dataset have."""
+
+    names: tuple[str, ...] = ()
+    offset: float = 0.0  # pixels that coordinates here are above those of a json and of results
+    skeleton: tuple[tuple[int, int], ...] = ()  # lines between places in `names`
+
+
+NO_KEYPOINTS = Keypoints()
+
+
+class Layout(NamedTuple):
+    """Where a json has the points of some names.
+
+    A category that lists no names has those that are wanted, in their order.
+    """
+
+    names: tuple[str, ...]
+    own: dict[int | str, tuple[str, ...]]  # the names that each category lists, () if it does not
+    offset: float = 0.0  # added to labelled points
+
+    @classmethod
+    def of(
+        cls, categories: Iterable[Mapping[str, Any]], names: tuple[str, ...], offset: float = 0.0
+    ) -> "Layout":
+        """Raises ValueError, with both lists, if a category lists others than the names."""
+        own = {}
+        for category in categories:
+            listed = category.get("keypoints") or ()
+            if missing := [name for name in names if listed and name not in listed]:
+                found = ", ".join(map(str, listed))
+                raise ValueError(
+                    f"category {show(category.get('name'))} has the keypoints {found}, data."
+                    f"keypoints has {', '.join(names)}: {show(missing[0])} is missing"
+                )
+            own[category["id"]] = tuple(listed)
+        return cls(names, own, offset)
+
+    def fault(self, entry: Mapping[str, Any]) -> str | None:
+        """Why an annotation's keypoints cannot be used; None if they can, or if it has none."""
+        own = self.own.get(entry["category_id"]) or self.names
+        return keypoints_fault(entry.get("keypoints"), len(own))
+
+    def read(self, entry: Mapping[str, Any]) -> np.ndarray:
+        """[P, 3] float32 x, y, v of a sound annotation, zeros for what is not labelled."""
+        return self.read_all([entry.get("keypoints")], [entry["category_id"]])[0][0]
+
+    def pick(self, entry: Mapping[str, Any]) -> list[float]:
+        """The numbers of a sound annotation as they are, in the order of the names."""
+        values, own = entry.get("keypoints"), self.own.get(entry["category_id"]) or self.names
+        places = [3 * own.index(name) for name in self.names]
+        return [v for n in places for v in values[n : n + 3]] if values else [0.0] * 3 * len(places)
+
+    def read_all(
+        self, values: Sequence[Any], categories: Sequence[int | str]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Points [n, P, 3] float32 of annotations of these categories, and which are sound [n]."""
+        points = np.zeros((len(values), len(self.names), 3), np.float32)
+        sound, rows = np.ones(len(values), bool), defaultdict(list)
+        for n, (value, category) in enumerate(zip(values, categories, strict=True)):
+            if value:
+                own = self.own.get(category) or self.names
+                sound[n] = len(value) == 3 * len(own)
+                rows[own].extend([n] if sound[n] else [])
+        for own, found in rows.items():
+            given = np.array([values[n] for n in found], np.float64).reshape(-1, len(own), 3)
+            sound[found] = _are_sound(given)
+            points[found] = given[:, [own.index(name) for name in self.names]]
+        labelled = points[..., 2:] > 0
+        points[..., :2] += self.offset
+        return np.where(labelled, points, 0).astype(np.float32), sound
+
+
+def _are_sound(points: np.ndarray) -> np.ndarray:
+    """[n] bool of points [n, P, 3]."""
+    with np.errstate(invalid="ignore"):
+        near = np.abs(points[..., :2]) <= MAX_COORDINATE
+    return near.all(axis=(1, 2)) & np.isin(points[..., 2], (0, 1, 2)).all(axis=1)
+
+
+def keypoints_fault(values: Any, count: int) -> str | None:
+    """Why keypoints of an annotation cannot be used; None for sound ones, and for none."""
+    if values is None or values == []:
+        return None
+    if not isinstance(values, list) or len(values) != 3 * count:
+        found = f"{len(values)} numbers" if isinstance(values, list) else show(values)
+        return f"keypoints are {found}, expected {3 * count}: x, y, v of {count} points"
+    if not all(type(value) in (int, float) for value in values):
+        return f"keypoints {show(values)} have a value that is not a number"
+    if wrong := [v for v in values[2::3] if v not in (0, 1, 2)]:
+        return f"keypoints have v {show(wrong[0])}, expected 0, 1 or 2"
+    if wrong := [x for n, x in enumerate(values) if n % 3 < 2 and not abs(x) <= MAX_COORDINATE]:
+        return f"keypoints have the coordinate {show(wrong[0])}, expected a finite number of pixels"
+    return None
+
+
+def moved(
+    points: np.ndarray | None, matrix: np.ndarray, size: tuple[int, int], mirror: Sequence[int]
+) -> np.ndarray | None:
+    """Keypoints [P, 3] after a map of coordinates onto a canvas (height, width).
+
+    Those beyond the canvas are not labelled any more, and are zero as all that are not. A map that
+    mirrors changes left and right, by `mirror_places`.
+    """
+    if points is None:
+        return None
+    if np.linalg.det(matrix[:, :2]) < 0:
+        points = points[np.array(mirror, int)]
+    places = points[:, :2].astype(np.float64) @ matrix[:, :2].T + matrix[:, 2]
+    new = np.concatenate([places, points[:, 2:]], axis=1)
+    return inside(new, size).astype(np.float32)
+
+
+def inside(points: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Keypoints [.., 3], zero beyond an image (height, width) and where they are not labelled."""
+    within = (points[..., :2] >= 0) & (points[..., :2] <= size[::-1])
+    return np.where(within.all(axis=-1, keepdims=True) & (points[..., 2:] > 0), points, 0)

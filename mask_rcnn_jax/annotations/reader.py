@@ -18,6 +18,7 @@ from mask_rcnn_jax import stores
 from mask_rcnn_jax.annotations import checks
 from mask_rcnn_jax.annotations.checks import TRAIN, Checked
 from mask_rcnn_jax.annotations.ids import with_whole_ids
+from mask_rcnn_jax.annotations.keypoints import Layout
 from mask_rcnn_jax.annotations.lvis import with_file_names
 from mask_rcnn_jax.tars.members import open_member
 from mask_rcnn_jax.tars.patterns import place_of
@@ -38,6 +39,7 @@ class GroundTruth:
     content: dict[str, Any]
     boxes_only: bool = False  # objects need no mask, see `check_annotation`
     skip_bad: bool = False  # annotations that cannot be trained on are left out
+    keypoints: tuple[str, ...] = ()  # names of the keypoints that are used
 
     @cached_property
     def sizes(self) -> dict[int | str, tuple[int, int] | None]:
@@ -45,15 +47,23 @@ class GroundTruth:
         return checks.image_sizes(self.content)
 
     @cached_property
+    def layout(self) -> Layout | None:
+        """Where the annotations have the keypoints; None if none are used."""
+        names = self.keypoints
+        return Layout.of(self.content["categories"], names) if names else None
+
+    @cached_property
     def checked(self) -> list[Checked]:
         """The result of checking each annotation."""
         return [
-            checks.check_annotation(entry, self.sizes[entry["image_id"]], self.boxes_only)
+            checks.check_annotation(
+                entry, self.sizes[entry["image_id"]], self.boxes_only, self.layout
+            )
             for entry in self.content["annotations"]
         ]
 
     def usable(self, purpose: str) -> list[dict[str, Any]]:
-        """Return the annotations for a purpose: `TRAIN`, or scores of type `BOX` or `MASK`.
+        """Return the annotations for a purpose: `TRAIN`, or scores of a type such as `BOX`.
 
         Without `skip_bad` an annotation that is spoiled for the purpose raises ValueError.
         """
@@ -125,6 +135,7 @@ def read_ground_truth(
     boxes_only: bool = False,
     skip_bad: bool = False,
     same_annotations: bool = False,
+    keypoints: tuple[str, ...] = (),
 ) -> GroundTruth:
     """Read a COCO json, or take its content, and check all but the images.
 
@@ -133,6 +144,7 @@ def read_ground_truth(
         boxes_only: objects need no mask.
         skip_bad: leave out annotations that cannot be trained on, whatever the purpose.
         same_annotations: let annotations have the same id, where they are renumbered.
+        keypoints: names of those that are used.
 
     Raises:
         ValueError: naming the first problem of the file; faults of annotations raise none.
@@ -143,7 +155,16 @@ def read_ground_truth(
     keys = checks.SCORING_KEYS if scoring else checks.TRAINING_KEYS
     raise_first(name, checks.structure_problems(content, keys))
     raise_first(name, checks.id_problems(content, same_annotations=same_annotations))
-    return GroundTruth(name, content, boxes_only, skip_bad)
+    check_keypoints(name, content["categories"], keypoints)
+    return GroundTruth(name, content, boxes_only, skip_bad, keypoints)
+
+
+def check_keypoints(source: str, categories: list[dict], names: tuple[str, ...]) -> None:
+    """Raise ValueError if a category of a json has other keypoints."""
+    try:
+        Layout.of(categories, names)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
 
 
 def normalized(content: Any) -> Any:

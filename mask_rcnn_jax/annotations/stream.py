@@ -16,6 +16,7 @@ import numpy as np
 
 from mask_rcnn_jax.annotations import checks
 from mask_rcnn_jax.annotations.ids import is_id
+from mask_rcnn_jax.annotations.keypoints import Layout
 from mask_rcnn_jax.annotations.lvis import with_file_names
 from mask_rcnn_jax.annotations.reader import open_annotation_file
 from mask_rcnn_jax.annotations.segmentation import MAX_COORDINATE, MAX_OUTLINE, MAX_SIDES
@@ -43,6 +44,7 @@ class Objects(NamedTuple):
     num_parts: np.ndarray  # [n] int64 polygons of each object
     lengths: np.ndarray  # [parts] int64 numbers of each polygon
     coordinates: np.ndarray  # [sum of lengths] float32 x, y, x, y, ..
+    keypoints: np.ndarray | None = None  # [n, P, 3] float32, of a layout
 
 
 class _Image(msgspec.Struct, gc=False):
@@ -69,6 +71,10 @@ class _Entry(msgspec.Struct, gc=False):
     segmentation: list[list[float]] | dict[str, Any] | None = None
     area: Any = None
     iscrowd: Any = 0
+
+
+class _PointsEntry(_Entry, gc=False):
+    keypoints: list[float] | None = None
 
 
 class AnnotationStream:
@@ -102,14 +108,19 @@ class AnnotationStream:
         self._image_places = {entry["id"]: n for n, entry in enumerate(images)}
         self._category_places = {entry["id"]: n for n, entry in enumerate(file.categories)}
 
-    def chunks(self) -> Iterator[tuple[Objects, list[tuple[int, dict[str, Any]]]]]:
+    def chunks(
+        self, layout: Layout | None = None
+    ) -> Iterator[tuple[Objects, list[tuple[int, dict[str, Any]]]]]:
         """Yield plain objects and (position, entry) of all others; may be called once.
+
+        layout: of the keypoints to read; None reads none.
 
         Raises Unusual if an annotation lacks a key or holds a number that is no float, and for ids
         that are duplicate or dangling.
         """
         sizes = np.array([(int(i["height"]), int(i["width"])) for i in self.content["images"]])
-        decoder, ids = msgspec.json.Decoder(list[_Entry]), _Ids()
+        kind = _Entry if layout is None else _PointsEntry
+        decoder, ids = msgspec.json.Decoder(list[kind]), _Ids()  # type: ignore[valid-type]
         for start in range(0, self.total, CHUNK):
             raw = self._raw[start : start + CHUNK]
             entries = _decode(decoder, raw)
@@ -119,7 +130,8 @@ class AnnotationStream:
             categories = _places(self._category_places, [e.category_id for e in typed])
             positions = np.flatnonzero([entry is not None for entry in entries])
             columns = positions, images, categories
-            objects = _plain_objects(typed, columns, sizes[images].reshape(-1, 2))
+            points = None if layout is None else _points(typed, layout)
+            objects = _plain_objects(typed, columns, sizes[images].reshape(-1, 2), points)
             is_other = np.ones(len(raw), bool)
             is_other[objects.positions] = False
             others = []
@@ -206,13 +218,24 @@ def _places(places: dict[int | str, int], ids: list[Any]) -> np.ndarray:
         raise Unusual from error
 
 
+def _points(entries: Sequence[Any], layout: Layout) -> tuple[np.ndarray, np.ndarray]:
+    categories = [entry.category_id for entry in entries]
+    return layout.read_all([entry.keypoints for entry in entries], categories)
+
+
 def _plain_objects(
     entries: Sequence[_Entry],
     columns: tuple[np.ndarray, np.ndarray, np.ndarray],
     sizes: np.ndarray,
+    points: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Objects:
-    """The plain objects of entries with these first three columns and image sizes [n, 2]."""
+    """The plain objects of entries with these first three columns and image sizes [n, 2].
+
+    points: keypoints [n, P, 3], and which are sound [n].
+    """
     looks_plain = np.array([_looks_plain(entry) for entry in entries], bool)
+    if points is not None:
+        looks_plain &= points[1]
     entries = [entry for entry, plain in zip(entries, looks_plain, strict=True) if plain]
     polygons: list[Any] = [entry.segmentation for entry in entries]
     parts: list[list[float]] = list(chain.from_iterable(polygons))
@@ -235,6 +258,7 @@ def _plain_objects(
         num_parts=num_parts[sound],
         lengths=lengths[sound_parts],
         coordinates=coordinates[np.repeat(sound_parts, lengths)].astype(np.float32),
+        keypoints=None if points is None else points[0][looks_plain][sound],
     )
 
 

@@ -1,6 +1,7 @@
 """Augmentation on the host: a list of kinds and functions, applied to an example in turn."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from mask_rcnn_jax.data.geometry import Geometry
 #   * the image is [H, W, C], uint8 or float32 in 0..255, and stays so; it may have another size: it
 #     is resized afterwards as any other image is;
 #   * image and objects must agree: replace every object that moved by its `with_mask` or
-#     `with_polygons`, which recompute box and area too;
+#     `with_polygons`, which recompute box and area too, then by its `with_keypoints` if it has any;
 #   * an object that is left out is dropped; one without any pixel left must be left out;
 #   * all random numbers must come from `rng`. It depends on the seed, the image and its place in
 #     the order of training, not on processes, workers or the step that a run was resumed at.
@@ -98,9 +99,11 @@ def _apply(
                 example = _call(kind.paste, _call(example.read), _call(source.read), rng)
         else:
             before = _call(example.read)
-            example = _call(kind, Example(before.image.copy(), before.objects), rng)
+            given = Example(before.image.copy(), before.objects, mirror=before.mirror)
+            example = _call(kind, given, rng)
             if found := fault(example, before):
                 raise _Failed(f"returned {found}")
+            example = replace(example, mirror=before.mirror)
     return example
 
 
@@ -139,6 +142,8 @@ def _fault(num_classes: int, boxes_only: bool, example: Any, before: Example) ->
             continue
         size = height, width
         fault = annotation_fault(annotation, *size, num_classes, boxes_only=boxes_only)
+        if not fault and before.mirror and annotation.keypoints is None:
+            fault = "no keypoints, expected those of its `with_keypoints`"
         if fault:
             return f"object {number}: {fault}"
     return None

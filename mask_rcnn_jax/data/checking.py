@@ -24,6 +24,7 @@ from mask_rcnn_jax.annotations.reader import (
     read_regular,
 )
 from mask_rcnn_jax.data.box_forms import boxes_of, misfits
+from mask_rcnn_jax.data.keypoint_checks import keypoint_warnings
 from mask_rcnn_jax.data.unused import Unused
 from mask_rcnn_jax.images.bands import RGB_FILES, Bands
 from mask_rcnn_jax.images.decode import (
@@ -168,6 +169,7 @@ def _warnings(content: dict[str, Any], truth: GroundTruth, image_dir: str) -> It
     if any(is_zero(entry.get("id")) for entry in entries):
         yield ZERO_ID
     yield from _wrong_boxes(truth)
+    yield from keypoint_warnings(truth)
     sound = [c.entry for c in truth.checked if c.fault is None]
     if notice := parts_notice(content | {"annotations": sound}):
         remedy = "`prepare convert --from masks --split_parts` makes each part an object"

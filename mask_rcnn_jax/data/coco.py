@@ -15,6 +15,7 @@ from absl import logging
 
 from mask_rcnn_jax.annotations import checks
 from mask_rcnn_jax.annotations.checks import TRAIN
+from mask_rcnn_jax.annotations.keypoints import NO_KEYPOINTS, Keypoints, Layout, skeleton_of
 from mask_rcnn_jax.annotations.reader import (
     dropped_lines,
     fault_line,
@@ -58,6 +59,7 @@ class CocoDataset:
     bands: Bands = Bands()
     upright: bool = False  # images are turned as their EXIF entry says
     num_left_out: int = 0  # annotations that cannot be trained on, with `bad_annotations` "skip"
+    keypoints: Keypoints = NO_KEYPOINTS  # of all objects
 
     def image_path(self, index: int) -> str:
         return os.path.join(self.image_dir, self.images[index].file_name)
@@ -109,6 +111,7 @@ def load_coco(
     boxes_only: bool = False,
     bands: Bands = RGB_FILES,
     upright: bool = False,
+    keypoints: Keypoints = NO_KEYPOINTS,
 ) -> CocoDataset:
     """Read and check a COCO json.
 
@@ -123,6 +126,7 @@ def load_coco(
         boxes_only: objects need no mask; one without has an empty segmentation.
         bands: what is read of each image.
         upright: turn images as their EXIF entry says; the json has the size that they then have.
+        keypoints: those to read; their skeleton is found in the json.
 
     Raises ValueError for a json that cannot be used, FileNotFoundError if it is not there.
     """
@@ -133,9 +137,18 @@ def load_coco(
     json_path, image_dir = os.fspath(json_path), os.fspath(image_dir)
     folder = image_dir if records is None else None
     request = _Request(
-        json_path, folder, bad_annotations == "skip", require_annotations, class_ids, boxes_only
+        json_path,
+        folder,
+        bad_annotations == "skip",
+        require_annotations,
+        class_ids,
+        boxes_only,
+        keypoints,
     )
-    images, classes, num_left_out = _load_stream(request) or _load_any(request)
+    images, classes, num_left_out, points = _load_stream(request) or _load_any(request)
+    if points.names and require_annotations and not len(images.arrays["keypoints"]):
+        expected = f"expected {', '.join(points.names)} of data.keypoints"
+        raise ValueError(f"{json_path}: no annotation has labelled keypoints, {expected}")
     crowds = images.arrays["crowds"]
     if crowds.size and crowds.all():
         logging.warning("%s: %s", json_path, ALL_CROWDS % len(crowds))
@@ -152,6 +165,7 @@ def load_coco(
         bands=bands,
         upright=upright,
         num_left_out=num_left_out,
+        keypoints=points,
     )
 
 
@@ -164,10 +178,26 @@ class _Request(NamedTuple):
     require_annotations: bool
     class_ids: str
     boxes_only: bool
+    keypoints: Keypoints = NO_KEYPOINTS
+
+    def layout(self, categories: list[dict]) -> Layout | None:
+        """Where the json has the keypoints to read; None if there are none to read."""
+        names, offset, _ = self.keypoints
+        return Layout.of(categories, names, offset) if names else None
+
+    def points(self, categories: list[dict]) -> Keypoints:
+        """The keypoints to read, with the skeleton of the json."""
+        names = self.keypoints.names
+        return (
+            self.keypoints._replace(skeleton=skeleton_of(categories, names))
+            if names
+            else NO_KEYPOINTS
+        )
 
 
-# And the names of the classes by category id, and the number of annotations that are left out.
-_Loaded = tuple[PackedImages, dict[int | str, str], int]
+# And the names of the classes by category id, the number of annotations that are left out, and the
+# keypoints.
+_Loaded = tuple[PackedImages, dict[int | str, str], int, Keypoints]
 
 
 def _load_stream(request: _Request) -> _Loaded | None:
@@ -180,12 +210,13 @@ def _load_stream(request: _Request) -> _Loaded | None:
 
 def _load_sound(request: _Request) -> _Loaded:
     """Load in little memory; raises `Unusual` for a file that is not sound."""
-    stream, packer = AnnotationStream(request.json_path), Packer()
+    stream, packer = AnnotationStream(request.json_path), Packer(len(request.keypoints.names))
     content, required = stream.content, request.require_annotations and not stream.total
     for problem in checks.training_problems(content, request.image_dir, required):
         raise Unusual(problem)
     try:
         classes = _classes(request.json_path, content["categories"], request.class_ids)
+        layout = request.layout(content["categories"])
     except ValueError as error:
         raise Unusual from error
     class_of = {category_id: k for k, category_id in enumerate(classes, start=1)}
@@ -194,11 +225,12 @@ def _load_sound(request: _Request) -> _Loaded:
     place = {image_id: n for n, image_id in enumerate(sizes)}
     faults: list[str] = []
     dropped: list[str] = []
-    for objects, others in stream.chunks():
+    for objects, others in stream.chunks(layout):
         packer.add_objects(objects, class_of_place[objects.categories])
         sound = []
         for position, entry in others:
-            checked = checks.check_annotation(entry, sizes[entry["image_id"]], request.boxes_only)
+            given = entry, sizes[entry["image_id"]], request.boxes_only, layout
+            checked = checks.check_annotation(*given)
             if not checked.fault:
                 dropped += dropped_lines(entry, position, checked)
                 sound.append((position, checked.entry))
@@ -206,17 +238,18 @@ def _load_sound(request: _Request) -> _Loaded:
                 faults.append(fault_line(entry, position, checked))
             else:
                 raise Unusual
-        packer.add(_annotations(sound, sizes, place, class_of))
+        packer.add(_annotations(sound, sizes, place, class_of, layout))
     for line in left_out(request.json_path, stream.total, faults, dropped):
         logging.warning("%s", line)
-    return packer.pack(content, class_of), classes, len(faults)
+    points = request.points(content["categories"])
+    return packer.pack(content, class_of), classes, len(faults), points
 
 
 def _load_any(request: _Request) -> _Loaded:
     """Load any file, or say what is wrong with it."""
     json_path = request.json_path
-    rules = {"boxes_only": request.boxes_only, "skip_bad": request.skip_bad}
-    truth = read_ground_truth(json_path, **rules)
+    rules: dict[str, Any] = {"boxes_only": request.boxes_only, "skip_bad": request.skip_bad}
+    truth = read_ground_truth(json_path, **rules, keypoints=request.keypoints.names)
     problems = checks.training_problems(
         truth.content, request.image_dir, request.require_annotations
     )
@@ -227,10 +260,12 @@ def _load_any(request: _Request) -> _Loaded:
     classes = _classes(json_path, truth.content["categories"], request.class_ids)
     class_of = {category_id: k for k, category_id in enumerate(classes, start=1)}
     place = {entry["id"]: n for n, entry in enumerate(truth.content["images"])}
-    packer = Packer()
-    packer.add(_annotations(enumerate(entries), truth.sizes, place, class_of))
+    packer = Packer(len(request.keypoints.names))
+    layout = request.layout(truth.content["categories"])
+    packer.add(_annotations(enumerate(entries), truth.sizes, place, class_of, layout))
     num_left_out = len(truth.checked) - len(entries)
-    return packer.pack(truth.content, class_of), classes, num_left_out
+    points = request.points(truth.content["categories"])
+    return packer.pack(truth.content, class_of), classes, num_left_out, points
 
 
 def for_workers(dataset: Dataset) -> Dataset:
@@ -278,16 +313,20 @@ def _annotations(
     sizes: Mapping[int | str, tuple[int, int] | None],
     place: Mapping[int | str, int],
     class_of: Mapping[int | str, int],
+    layout: Layout | None,
 ) -> Iterator[tuple[int, int, Annotation]]:
     """(position, place of the image, annotation) of sound entries at these positions."""
     for position, entry in entries:
         size = sizes[entry["image_id"]]
         assert size is not None  # `TRAINING_KEYS` has it
-        annotation = _annotation(entry, class_of[entry["category_id"]], size)
+        points = None if layout is None else layout.read(entry)
+        annotation = _annotation(entry, class_of[entry["category_id"]], size, points)
         yield position, place[entry["image_id"]], annotation
 
 
-def _annotation(entry: dict, class_index: int, size: tuple[int, int]) -> Annotation:
+def _annotation(
+    entry: dict, class_index: int, size: tuple[int, int], points: np.ndarray | None
+) -> Annotation:
     """A sound annotation; what the json leaves out is made from the segmentation."""
     height, width = size
     segmentation = compact(entry.get("segmentation") or [], height, width)
@@ -296,6 +335,5 @@ def _annotation(entry: dict, class_index: int, size: tuple[int, int]) -> Annotat
     if area is None:
         area = segmentation_area(segmentation, height, width) if segmentation else box[2] * box[3]
     crowd = bool(entry.get("iscrowd", 0))
-    return Annotation(
-        clipped_box(box, height, width), class_index, segmentation, float(area), crowd
-    )
+    box = clipped_box(box, height, width)
+    return Annotation(box, class_index, segmentation, float(area), crowd, points)

@@ -11,9 +11,11 @@ import numpy as np
 
 from mask_rcnn_jax.structures import Batch
 
+OF_OBJECTS = ("masks", "polygons", "keypoints")
+
 
 def compact(batch: Batch, zeros: Callable[..., np.ndarray]) -> Batch:
-    """Return a batch whose masks [N, ..] and polygons [N, V, 3] are those of its N objects.
+    """Return a batch whose masks [N, ..], polygons and keypoints are those of its N objects.
 
     `zeros(shape, dtype)` makes their arrays, unless they are empty.
     """
@@ -27,17 +29,20 @@ def compact(batch: Batch, zeros: Callable[..., np.ndarray]) -> Batch:
         made[...] = found
         return made
 
-    masks, polygons = of_objects(targets.masks), of_objects(targets.polygons)
-    return replace(batch, targets=replace(targets, masks=masks, polygons=polygons))
+    arrays = {name: getattr(targets, name) for name in OF_OBJECTS}
+    found = {name: of_objects(array) for name, array in arrays.items() if array is not None}
+    return replace(batch, targets=replace(targets, **found))
 
 
 def expand(batch: Batch) -> Batch:
     """Undo `compact`."""
-    targets = batch.targets
-    masks, polygons = (
-        np.zeros((*targets.valid.shape, *array.shape[1:]), array.dtype)
-        for array in (targets.masks, targets.polygons)
-    )
-    polygons[..., 2] = -1
-    masks[targets.valid], polygons[targets.valid] = targets.masks, targets.polygons
-    return replace(batch, targets=replace(targets, masks=masks, polygons=polygons))
+    targets, slots = batch.targets, {}
+    for name in OF_OBJECTS:
+        array = getattr(targets, name)
+        if array is None:
+            continue
+        slots[name] = np.zeros((*targets.valid.shape, *array.shape[1:]), array.dtype)
+        if name == "polygons":
+            slots[name][..., 2] = -1
+        slots[name][targets.valid] = array
+    return replace(batch, targets=replace(targets, **slots))

@@ -22,7 +22,7 @@ class CopyPaste:
     """Paste objects of a second image, which goes through the kinds before this one as well.
 
     Of n objects, n are drawn with replacement, so that about 63% are pasted. Crowds and objects
-    without a mask in the image are not.
+    without a mask in the image are not. Visible keypoints that they cover become hidden ones.
 
     Attributes:
         probability: probability for an image.
@@ -60,10 +60,12 @@ class CopyPaste:
         image = base.image.copy()
         cv2.copyTo(source.image, covered, image)
         left = [self._uncovered(annotation, covered) for annotation in base.objects]
-        return Example(image, (*(one for one in left if one is not None), *pasted))
+        objects = (*(one for one in left if one is not None), *pasted)
+        return Example(image, objects, mirror=base.mirror)
 
     def _uncovered(self, annotation: Annotation, covered: np.ndarray) -> Annotation | None:
         """Return the object where it is not covered, or None if nothing is left to learn from."""
+        annotation = _with_hidden_keypoints(annotation, covered)
         if not annotation.segmentation:
             return annotation
         mask, (x, y) = _crop(annotation, covered.shape)
@@ -81,6 +83,16 @@ class CopyPaste:
             return None
         left = encode_window(mask, (x, y), *covered.shape)
         return replace(annotation, box=box, segmentation=left, area=float(np.count_nonzero(mask)))
+
+
+def _with_hidden_keypoints(annotation: Annotation, covered: np.ndarray) -> Annotation:
+    """Visible keypoints that are covered become hidden ones, which are learned from as well."""
+    points = annotation.keypoints
+    if points is None:
+        return annotation
+    x, y = np.minimum(points[:, :2].astype(int), np.array(covered.shape[::-1]) - 1).T
+    hidden = (points[:, 2] == 2) & (covered[y, x] > 0)
+    return annotation.with_keypoints(points - np.outer(hidden, (0, 0, 1)))
 
 
 def _crop(annotation: Annotation, size: tuple[int, int]) -> tuple[np.ndarray, tuple[int, int]]:

@@ -12,7 +12,9 @@ import numpy as np
 from pycocotools import mask as coco_mask
 
 from mask_rcnn_jax.annotations.checks import crop_fault
+from mask_rcnn_jax.annotations.keypoints import moved
 from mask_rcnn_jax.annotations.segmentation import Segmentation, run_lengths
+from mask_rcnn_jax.data.affine import diagonal
 from mask_rcnn_jax.data.clip import area, clip_polygon
 from mask_rcnn_jax.data.dataset import Annotation
 from mask_rcnn_jax.rle import Window, edges_to_rle
@@ -26,7 +28,17 @@ def cut_objects(
     """The objects in a window (x1, y1, x2, y2), in its pixels; those that it does not cut as they
     are. Of the others, those stay of which at least `min_visible` is inside."""
     found = (_cut(annotation, window, min_visible) for annotation in objects)
-    return tuple(annotation for annotation in found if annotation is not None)
+    shift, size = (
+        diagonal(1, 1, -window[0], -window[1]),
+        (window[3] - window[1], window[2] - window[0]),
+    )
+    return tuple(
+        annotation
+        if annotation.keypoints is None
+        else annotation.with_keypoints(moved(annotation.keypoints, shift, size, ()))
+        for annotation in found
+        if annotation is not None
+    )
 
 
 def _cut(annotation: Annotation, window: Window, min_visible: float) -> Annotation | None:

@@ -6,13 +6,14 @@ json; docs/extending.md shows a custom dataset.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
 
 from mask_rcnn_jax.annotations.checks import MAX_STATED_PIXELS, crop_fault
 from mask_rcnn_jax.annotations.ids import is_id
+from mask_rcnn_jax.annotations.keypoints import NO_KEYPOINTS, Keypoints
 from mask_rcnn_jax.annotations.segmentation import (
     Segmentation,
     clipped_box,
@@ -37,6 +38,9 @@ class Annotation:
     segmentation: Segmentation
     area: float  # covered pixels
     iscrowd: bool = False
+    # [P, 3] float32: x, y and v, which is 1 for a hidden point, 2 for a visible one; zeros for one
+    # that is not labelled. None where no keypoints are read.
+    keypoints: np.ndarray | None = None
 
     @classmethod
     def from_mask(cls, mask: np.ndarray, class_index: int, *, iscrowd: bool = False) -> Self:
@@ -88,13 +92,18 @@ class Annotation:
         return cls(box, class_index, segmentation, area, iscrowd)
 
     def with_mask(self, mask: np.ndarray) -> Self:
-        """Return the same object with another mask, as `from_mask` takes it."""
+        """Return the same object with another mask, as `from_mask` takes it, and no keypoints."""
         return type(self).from_mask(mask, self.class_index, iscrowd=self.iscrowd)
 
     def with_polygons(self, polygons: Sequence[Any], image_size: tuple[int, int]) -> Self:
-        """Return the same object with other outlines, as `from_polygons` takes them."""
+        """Return the same object with other outlines, as `from_polygons` takes them, and no
+        keypoints."""
         kept = self.class_index, image_size
         return type(self).from_polygons(polygons, *kept, iscrowd=self.iscrowd)
+
+    def with_keypoints(self, keypoints: Any) -> Self:
+        """Return the same object with other keypoints [P, 3]."""
+        return replace(self, keypoints=np.asarray(keypoints, np.float32))
 
     def mask(self, height: int, width: int) -> np.ndarray:
         """Return the object as a binary mask, uint8 [height, width], for an image of that size."""
@@ -118,7 +127,7 @@ class Dataset(Protocol):
     Worker processes (`data.num_workers` above 0) receive a pickled copy; on Linux, those of a
     `CocoDataset` share its annotations. A dataset may also have `category_ids`, the ids of the
     classes in COCO results; they are 1..K without it. With `boxes_only`, if true, objects need no
-    masks; `loss.mask_weight` is 0 then.
+    masks; `loss.mask_weight` is 0 then. With `keypoints`, a `Keypoints`, all objects have some.
     """
 
     @property
@@ -146,9 +155,17 @@ def category_ids(dataset: Dataset) -> tuple[int | str, ...]:
 
 
 def categories(dataset: Dataset) -> list[dict[str, Any]]:
-    """Return `[{"id", "name"}, ...]`, class 1 first."""
-    pairs = zip(category_ids(dataset), dataset.class_names, strict=True)
-    return [{"id": category_id, "name": str(name)} for category_id, name in pairs]
+    """Return `[{"id", "name"}, ...]`, class 1 first, with COCO's "keypoints" and "skeleton" where
+    there are any."""
+    pairs, points = zip(category_ids(dataset), dataset.class_names, strict=True), keypoints(dataset)
+    lines = [[a + 1, b + 1] for a, b in points.skeleton]
+    more = {"keypoints": list(points.names), "skeleton": lines} if points.names else {}
+    return [{"id": category_id, "name": str(name), **more} for category_id, name in pairs]
+
+
+def keypoints(dataset: Dataset) -> Keypoints:
+    """Return what keypoints the objects of a dataset have."""
+    return getattr(dataset, "keypoints", NO_KEYPOINTS)
 
 
 def dataset_name(dataset: Dataset) -> str:
@@ -205,6 +222,8 @@ def annotation_fault(
         return fault
     if not math.isfinite(annotation.area) or annotation.area < 0:
         return f"area {annotation.area}, expected a number of pixels"
+    if fault := _keypoints_fault(annotation.keypoints):
+        return fault
     segmentation = annotation.segmentation
     if boxes_only and not segmentation:
         return None
@@ -244,9 +263,21 @@ def _dataset_problems(dataset: Dataset) -> Iterator[str]:
             boxes_only = is_boxes_only(dataset)
             if fault := annotation_fault(annotation, *size, len(names), boxes_only=boxes_only):
                 yield f"{where}, object {number}: {fault}"
+            elif (points := annotation.keypoints) is not None or keypoints(dataset).names:
+                count = len(keypoints(dataset).names)
+                if points is None or len(points) != count:
+                    yield f"{where}, object {number}: expected {count} keypoints, as in 'keypoints'"
         objects += len(record.annotations)
     if not objects:
         yield "no image has an annotation, expected at least one object"
+
+
+def _keypoints_fault(points: Any) -> str | None:
+    if points is None:
+        return None
+    if np.ndim(points) != 2 or np.shape(points)[1] != 3 or not np.isfinite(points).all():
+        return f"keypoints of shape {np.shape(points)}, expected finite [P, 3]: x, y, v"
+    return None
 
 
 def _box_fault(box: Any, height: int, width: int) -> str | None:

@@ -7,6 +7,7 @@ import numpy as np
 from pycocotools import mask as coco_mask
 
 from mask_rcnn_jax.annotations.checks import crop_fault
+from mask_rcnn_jax.annotations.keypoints import inside, moved
 from mask_rcnn_jax.annotations.segmentation import Segmentation, segmentation_to_mask, to_rle
 from mask_rcnn_jax.data.affine import Affine, compose, is_axis_aligned, reveals, transform
 from mask_rcnn_jax.data.clip import area, clip_polygon
@@ -26,6 +27,7 @@ class Example:
     objects: tuple[Annotation, ...]  # crowds included; must not be written to
     # A map that is yet to be applied to both. Functions of users never see one.
     pending: Affine | None = None
+    mirror: tuple[int, ...] = ()  # `mirror_places` of the keypoints
 
     @property
     def size(self) -> tuple[int, int]:
@@ -48,18 +50,25 @@ class Example:
         if self.pending is None:
             return self
         image = warp_image(self.image, self.pending, out)
-        return Example(image, map_objects(self.objects, self.pending, self.image.shape[:2]))
+        size = self.image.shape[:2]
+        objects = map_objects(self.objects, self.pending, size, self.mirror)
+        return Example(image, objects, mirror=self.mirror)
 
 
 def map_objects(
-    objects: tuple[Annotation, ...], affine: Affine, size: tuple[int, int]
+    objects: tuple[Annotation, ...],
+    affine: Affine,
+    size: tuple[int, int],
+    mirror: tuple[int, ...] = (),
 ) -> tuple[Annotation, ...]:
     """Map the objects of an image (height, width); those that are cut off are left out."""
-    mapped = (_mapped(annotation, affine, size) for annotation in objects)
+    mapped = (_mapped(annotation, affine, size, mirror) for annotation in objects)
     return tuple(annotation for annotation in mapped if annotation is not None)
 
 
-def _mapped(annotation: Annotation, affine: Affine, size: tuple[int, int]) -> Annotation | None:
+def _mapped(
+    annotation: Annotation, affine: Affine, size: tuple[int, int], mirror: tuple[int, ...]
+) -> Annotation | None:
     if isinstance(annotation.segmentation, dict):
         segmentation, covered, extent = _map_code(annotation.segmentation, affine, size)
     else:
@@ -78,7 +87,12 @@ def _mapped(annotation: Annotation, affine: Affine, size: tuple[int, int]) -> An
         return None
     if covered is None:
         covered = annotation.area * abs(np.linalg.det(affine.matrix[:, :2]))
-    return replace(annotation, box=box, segmentation=segmentation, area=float(covered))
+    points = annotation.keypoints
+    if points is not None:
+        points = moved(inside(points, size), affine.matrix, affine.size, mirror)
+    return replace(
+        annotation, box=box, segmentation=segmentation, area=float(covered), keypoints=points
+    )
 
 
 def _map_box(box: np.ndarray, affine: Affine) -> np.ndarray:

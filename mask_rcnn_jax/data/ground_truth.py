@@ -3,11 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from mask_rcnn_jax.annotations.lvis import IMAGE_KEYS
 from mask_rcnn_jax.annotations.reader import GroundTruth, read_ground_truth
 from mask_rcnn_jax.annotations.segmentation import Segmentation
 from mask_rcnn_jax.data.coco import CocoDataset
-from mask_rcnn_jax.data.dataset import Dataset, categories, category_ids, is_boxes_only
+from mask_rcnn_jax.data.dataset import (
+    Dataset,
+    categories,
+    category_ids,
+    is_boxes_only,
+    keypoints,
+)
 from mask_rcnn_jax.data.packed import LABELS, PackedImages
 
 
@@ -18,11 +26,12 @@ def ground_truth(dataset: Dataset) -> GroundTruth:
     return read_ground_truth(source, **options)
 
 
-def ground_truth_source(dataset: Dataset) -> tuple[str | dict[str, Any], dict[str, bool]]:
+def ground_truth_source(dataset: Dataset) -> tuple[str | dict[str, Any], dict[str, Any]]:
     """Return the arguments of `read_ground_truth` for the ground truth of a dataset."""
     source = dataset.json_path if type(dataset) is CocoDataset else coco_content(dataset)
     skip_bad, boxes_only = getattr(dataset, "bad_annotations", "") == "skip", is_boxes_only(dataset)
-    return source, {"scoring": True, "boxes_only": boxes_only, "skip_bad": skip_bad}
+    rules = {"scoring": True, "boxes_only": boxes_only, "skip_bad": skip_bad}
+    return source, rules | {"keypoints": keypoints(dataset).names}
 
 
 def coco_content(dataset: Dataset) -> dict[str, Any]:
@@ -40,6 +49,8 @@ def coco_content(dataset: Dataset) -> dict[str, Any]:
                 "iscrowd": int(annotation.iscrowd),
                 "segmentation": _as_json(annotation.segmentation),
             }
+            if annotation.keypoints is not None:
+                entry |= _points_as_json(annotation.keypoints, keypoints(dataset).offset)
             annotations.append(entry)
     images = [
         {"id": r.id, "file_name": str(r.file_name), "height": r.height, "width": r.width}
@@ -61,6 +72,13 @@ def _add_labels(
     for class_index, entry in enumerate(content["categories"], start=1):
         if frequency := images.frequency(class_index):
             entry["frequency"] = frequency
+
+
+def _points_as_json(points: np.ndarray, offset: float) -> dict[str, Any]:
+    labelled = points[:, 2] > 0
+    plain = points - np.outer(labelled, (offset, offset, 0))
+    values = plain.astype(np.float32).ravel().tolist()
+    return {"keypoints": values, "num_keypoints": int(labelled.sum())}
 
 
 def _as_json(segmentation: Segmentation) -> list | dict[str, Any]:

@@ -19,7 +19,7 @@ from mask_rcnn_jax.data.augment import Kind, as_kinds, augmented
 from mask_rcnn_jax.data.canvases import canvas_buckets
 from mask_rcnn_jax.data.coco import for_workers
 from mask_rcnn_jax.data.compact import compact, expand
-from mask_rcnn_jax.data.dataset import Dataset, UndecodableImage, dataset_name
+from mask_rcnn_jax.data.dataset import Dataset, UndecodableImage, dataset_name, keypoints
 from mask_rcnn_jax.data.drawn import changes_counts, drawn_counts
 from mask_rcnn_jax.data.example import Example
 from mask_rcnn_jax.data.options import ExampleOptions
@@ -87,6 +87,11 @@ class TrainLoader:
         Raises:
             ValueError: no image is left to train on.
         """
+        if keypoints(dataset).names != options.keypoints:
+            found = f"the keypoints {keypoints(dataset).names}"
+            raise ValueError(
+                f"{dataset_name(dataset)} has {found}, data.keypoints is {options.keypoints}"
+            )
         self._dataset, self._skip = dataset, order.skip
         self.skipped: set[str] = set()
         counts, vertices = training_counts(dataset, options)

@@ -103,6 +103,7 @@ def _merged(
         boxes_only=first.boxes_only,
         bands=first.bands,
         upright=first.upright,
+        keypoints=first.keypoints,
     )
 
 

@@ -25,6 +25,8 @@ class PackedImages(Sequence[ImageRecord]):
     `codes`. Likewise `part_bounds` divides `coordinates` into polygons, and `name_bounds` and
     `id_bounds` divide texts. With LVIS's labels also `absent` and `not_exhaustive`, which
     `absent_bounds` and `not_exhaustive_bounds` divide, and `frequencies` of the classes from 0 on.
+    With keypoints also `keypoints` [m, P, 3], and their `keypoint_rows` of the objects, -1 for one
+    of which none is labelled.
     """
 
     def __init__(self, arrays: SharedArrays):
@@ -103,6 +105,7 @@ class PackedImages(Sequence[ImageRecord]):
             arrays[name][rows].tolist()
             for name in ("classes", "firsts", "counts", "are_codes", "areas", "crowds")
         ]
+        boxes = arrays["boxes"][rows]
         return tuple(
             Annotation(
                 box,
@@ -110,11 +113,20 @@ class PackedImages(Sequence[ImageRecord]):
                 self._code(first, count, size) if is_code else self._polygons(first, count),
                 area,
                 crowd,
+                points,
             )
-            for box, class_index, first, count, is_code, area, crowd in zip(
-                arrays["boxes"][rows], *columns, strict=True
+            for box, class_index, first, count, is_code, area, crowd, points in zip(
+                boxes, *columns, self._keypoints(rows, len(boxes)), strict=True
             )
         )
+
+    def _keypoints(self, rows: slice | np.ndarray, count: int) -> list[np.ndarray | None]:
+        if "keypoints" not in self.arrays:
+            return [None] * count
+        labelled = self.arrays["keypoints"]
+        none = np.zeros(labelled.shape[1:], np.float32)
+        places = self.arrays["keypoint_rows"][rows].tolist()
+        return [labelled[place] if place >= 0 else none for place in places]
 
     def _polygons(self, first: int, count: int) -> Segmentation:
         bounds = self.arrays["part_bounds"][first : first + count + 1].tolist()
@@ -128,7 +140,7 @@ class PackedImages(Sequence[ImageRecord]):
 class Packer:
     """Collects the objects of images and packs them."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_keypoints: int = 0) -> None:
         self._blocks: dict[str, list[np.ndarray]] = {
             "positions": [np.zeros(0, np.int64)],
             "images": [np.zeros(0, np.int64)],
@@ -140,6 +152,10 @@ class Packer:
             "firsts": [np.zeros(0, np.int64)],
             "counts": [np.zeros(0, np.int64)],
         }
+        self._points: list[np.ndarray] = []
+        if num_keypoints:
+            self._blocks["keypoint_rows"] = [np.zeros(0, np.int32)]
+            self._points.append(np.zeros((0, num_keypoints, 3), np.float32))
         self._lengths, self._num_parts = [np.zeros(0, np.int64)], 0
         self._coordinates = [np.zeros(0, np.float32)]
         self._codes, self._code_bytes = [np.zeros(0, np.uint8)], 0
@@ -158,12 +174,13 @@ class Packer:
             np.zeros(len(counts), bool),
             firsts,
             counts,
+            *self._add_points(objects.keypoints),
         )
         self._add_parts(objects.lengths, objects.coordinates)
 
     def add(self, entries: Iterable[tuple[int, int, Annotation]]) -> None:
         """Add (position, index of the image, annotation); positions order an image's objects."""
-        rows = []
+        rows, points = [], []
         for position, image, annotation in entries:
             segmentation = annotation.segmentation
             if isinstance(segmentation, dict):
@@ -176,8 +193,10 @@ class Packer:
                 self._add_parts(np.array(list(map(len, segmentation)), np.int64), *segmentation)
             row = position, image, annotation.class_index, annotation.box, annotation.area
             rows.append((*row, annotation.iscrowd, *span))
+            points.append(annotation.keypoints)
         if rows:
-            self._add_columns(*map(np.array, zip(*rows, strict=True)))
+            more = self._add_points(np.array(points) if self._points else None)
+            self._add_columns(*map(np.array, zip(*rows, strict=True)), *more)
 
     def pack(self, content: dict[str, Any], class_of: Mapping[int | str, int]) -> PackedImages:
         """Return the images of a json with the objects that were added.
@@ -192,12 +211,22 @@ class Packer:
         arrays["object_bounds"] = [_bounds(np.bincount(image, minlength=len(images)))]
         arrays["part_bounds"] = [_bounds(np.concatenate(self._lengths))]
         arrays |= {"coordinates": self._coordinates, "codes": self._codes}
+        arrays |= {"keypoints": self._points} if self._points else {}
         for side in ("height", "width"):
             arrays[f"{side}s"] = [np.array([int(entry[side]) for entry in images], np.int32)]
         arrays |= _texts([entry["id"] for entry in images], [e["file_name"] for e in images])
         if has_labels(content):
             arrays |= _labels(content, class_of)
         return PackedImages(SharedArrays(arrays))
+
+    def _add_points(self, points: np.ndarray | None) -> list[np.ndarray]:
+        """Keep those of objects with labelled ones, and return the column of their rows."""
+        if points is None or not self._points:
+            return []
+        labelled = (points[..., 2] > 0).any(axis=1)
+        first = sum(map(len, self._points))
+        self._points.append(points[labelled].astype(np.float32))
+        return [np.where(labelled, first + np.cumsum(labelled) - 1, -1)]
 
     def _add_columns(self, *columns: np.ndarray) -> None:
         for blocks, column in zip(self._blocks.values(), columns, strict=True):
@@ -232,6 +261,13 @@ def concatenate(
         a["firsts"] + np.where(a["are_codes"], bytes_before[k], parts_before[k])
         for k, a in enumerate(found)
     ]
+    if all("keypoints" in a for a in found):
+        before = _bounds(np.array([len(a["keypoints"]) for a in found]))
+        rows = [a["keypoint_rows"] for a in found]
+        arrays["keypoints"] = [a["keypoints"] for a in found]
+        arrays["keypoint_rows"] = [
+            np.where(r >= 0, r + before[k], -1).astype(np.int32) for k, r in enumerate(rows)
+        ]
     for name in ("object_bounds", "part_bounds"):
         arrays[name] = [_bounds(np.concatenate([np.diff(a[name]) for a in found]))]
     if all(part.has_labels for part in parts):

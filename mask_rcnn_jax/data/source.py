@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mask_rcnn_jax.annotations.keypoints import Keypoints
 from mask_rcnn_jax.data.coco import CocoDataset, load_coco
 from mask_rcnn_jax.data.merge import merge, with_classes
 from mask_rcnn_jax.data.options import DataOptions
@@ -65,7 +66,8 @@ def load_split(data: DataOptions, split: str, *, boxes_only: bool = False) -> Co
 def _checks(data: DataOptions) -> dict[str, Any]:
     """Arguments of `load_coco` for all sets."""
     given = {name: getattr(data, name) for name in ("bad_annotations", "class_ids", "bands")}
-    return given | {"upright": data.apply_exif == "always"}
+    points = Keypoints(data.keypoints, data.keypoint_offset)
+    return given | {"upright": data.apply_exif == "always", "keypoints": points}
 
 
 def _load_tfrecords(annotations: str, pattern: str, checks: Mapping[str, Any]) -> CocoDataset:

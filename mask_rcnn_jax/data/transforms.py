@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from mask_rcnn_jax.annotations.keypoints import inside, mirror_places
 from mask_rcnn_jax.data.affine import moves_full_pixels, scaling
 from mask_rcnn_jax.data.augment import is_image, read_pending
 from mask_rcnn_jax.data.coco import CocoDataset
@@ -113,6 +114,9 @@ def _write_targets(
         if options.max_vertices:
             vertices = polygon_vertices(annotation.segmentation, options.max_vertices)
             targets.polygons[place, : len(vertices)] = vertices * (scale_x, scale_y, 1)
+        if targets.keypoints is not None and annotation.keypoints is not None:
+            points = inside(annotation.keypoints, (height, width))
+            targets.keypoints[place] = points * (scale_x, scale_y, 1)
     targets.valid[: len(objects)] = True
 
 
@@ -127,7 +131,8 @@ def read_example(
     at_least: the pixels may be fewer, as `decode_image` has it.
     """
     record = dataset.images[index]
-    return Example(_decode(dataset, index, record, options, at_least), record.annotations)
+    image = _decode(dataset, index, record, options, at_least)
+    return Example(image, record.annotations, mirror=mirror_places(options.keypoints))
 
 
 def _decode(

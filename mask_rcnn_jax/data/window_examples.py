@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from mask_rcnn_jax.annotations.keypoints import mirror_places
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.cut import cut_objects
 from mask_rcnn_jax.data.dataset import Annotation, Dataset, ImageRecord
@@ -37,7 +38,8 @@ def read_window(
     objects = objects_in(images, index, window, windows.min_visible)
     if not keep_empty and not training_objects(objects, options):
         return None
-    return Example(decode_window(dataset, index, window, options), objects)
+    image = decode_window(dataset, index, window, options)
+    return Example(image, objects, mirror=mirror_places(options.keypoints))
 
 
 def around_objects(options: ExampleOptions) -> ExampleOptions:
