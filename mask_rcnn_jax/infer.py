@@ -57,7 +57,7 @@ from mask_rcnn_jax.video.reader import UnreadableVideo, Video, import_av
 from mask_rcnn_jax.weights.restore import restore, restore_recipe
 
 MOST_HEADERS = 2000  # that are read to choose canvases
-DRAWN = ("labels", "scores", "boxes", "masks")
+DRAWN = ("labels", "scores", "boxes", "masks", "keypoints")
 OF_A_RUN = ("workdir", "weights", "artifact", "input", "shard", "part_size", "part_format", "save")
 
 

@@ -7,6 +7,7 @@ the json, and masks are RLE; `encode.py` makes them of our own.
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax.annotations.checks import BOX, MASK, show
 from mask_rcnn_jax.annotations.reader import GroundTruth, read_ground_truth, read_json
-from mask_rcnn_jax.evaluation import cells, engines, entries, lvis
+from mask_rcnn_jax.evaluation import cells, engines, entries, keypoints, lvis
 from mask_rcnn_jax.evaluation.boundary import BOUNDARY
 from mask_rcnn_jax.evaluation.encode import encode_image, split_images
 from mask_rcnn_jax.evaluation.notes import COCO_DETECTIONS, scored_detections
@@ -89,7 +90,7 @@ def load_results(path: str | os.PathLike) -> list[dict]:
     for i, result in enumerate(results):
         if problem := entries.result_problem(result):
             raise ValueError(f"{path}: entry {i} {problem}")
-    for key in ("bbox", "segmentation"):
+    for key in ("bbox", "segmentation", "keypoints"):
         lacking = [i for i, result in enumerate(results) if key not in result]
         if 0 < len(lacking) < len(results):
             others = len(results) - len(lacking)
@@ -109,7 +110,7 @@ def _no_list(content: Any) -> str:
 
 
 def split_results(results: list[dict]) -> tuple[list[dict] | None, list[dict] | None]:
-    """Return the box and the mask results of one file, None for an absent type.
+    """Return the box and the mask results of one file, None for an absent type, without keypoints.
 
     A file without detections counts as box results, which scores zero.
     """
@@ -129,6 +130,7 @@ def score(
     rules: Scoring = COCO_RULES,
     detections_per_image: int = COCO_DETECTIONS,
     callback: Callable[[COCOeval], None] | None = None,
+    keypoint_results: list[dict] | None = None,
 ) -> dict:
     """Score COCO results against COCO ground truth as pycocotools, or the lvis package, does.
 
@@ -146,13 +148,15 @@ def score(
             all that COCO scores, the same averages over K detections of a class are added.
         callback: called with pycocotools' evaluation of each type, boxes first, whatever the
             engine; not with "lvis". It is not kept, since its arrays may take gigabytes.
+        keypoint_results: likewise, by COCO's rules with any protocol.
 
     Returns:
         The names in METRICS (with K also "AP@K", "AR@K" ..), or those in `lvis.METRICS`, for boxes,
-        the same with `mask_` for masks, and "per_category": {name: {"AP": ..., "mask_AP": ...}}.
-        With `rules.boundary`, also with `boundary_` for masks by their boundary IoU.
-        As in pycocotools, a value is -1 if the ground truth has no objects for it. With the
-        protocol "cells", also `cells.evaluate` of the masks, or else of the boxes, as "cells".
+        the same with `mask_` for masks, `keypoints.METRICS` with `keypoints_`, and "per_category":
+        {name: {"AP": ..., "mask_AP": ...}}. With `rules.boundary`, also with `boundary_` for masks
+        by their boundary IoU. As in pycocotools, a value is -1 if the ground truth has no objects
+        for it. With the protocol "cells", also `cells.evaluate` of the masks, or else of the boxes,
+        as "cells".
     """
     check_protocol(rules.protocol, callback is not None)
     if not isinstance(gt, GroundTruth):
@@ -184,6 +188,14 @@ def score(
         if rules.protocol == "cells" and (iou_type == MASK or segm_results is None):
             ids = list(gt.sizes) if image_ids is None else sorted({*image_ids} & gt.sizes.keys())
             metrics["cells"] = cells.evaluate(*given[:3], ids, names, rules.cells_score_threshold)
+    if keypoint_results is not None:
+        if not gt.keypoints:
+            gt = replace(gt, keypoints=keypoints.names_in(gt.content["categories"]))
+        given_points = gt, keypoint_results, image_ids, rules.keypoint_sigmas, results_name
+        values, of_categories = keypoints.evaluate(*given_points)
+        metrics |= {keypoints.PREFIX + name: value for name, value in values.items()}
+        for category_id, ap in of_categories.items():
+            per_category[names[category_id]][keypoints.PREFIX + "AP"] = ap
     return {**metrics, "per_category": per_category}
 
 
@@ -237,6 +249,9 @@ def format_table(metrics: dict) -> str:
     at = at_limit(metrics)
     is_lvis = not {"APr", "mask_APr"}.isdisjoint(metrics)
     prefixes = [prefix for prefix in _COLUMNS if prefix + "AP" in metrics]
+    points = keypoints.format_table(metrics) if keypoints.PREFIX + "AP" in metrics else []
+    if not prefixes:
+        return "\n".join(points)
 
     def row(label: str, values: Iterable[str]) -> str:
         widths = (_COLUMNS[prefix][1] for prefix in prefixes)
@@ -254,14 +269,14 @@ def format_table(metrics: dict) -> str:
         label = f"{name:<{max(9, 5 + len(at))}}{meaning}"
         lines.append(row(label, [f"{metrics[prefix + name]:.3f}" for prefix in prefixes]))
     if is_lvis:
-        return "\n".join(lines)
+        return "\n".join(lines + points)
     lines.append(row(f"AP{at} per category", titles))
     for category, own in metrics["per_category"].items():
         aps = [own[f"{prefix}AP{at}"] for prefix in prefixes]
         lines.append(row(f"  {category}", ["-" if ap < 0 else f"{ap:.3f}" for ap in aps]))
     if "cells" in metrics:
         lines.append(cells.format_table(metrics["cells"]))
-    return "\n".join(lines)
+    return "\n".join(lines + points)
 
 
 def category_names(categories: list[dict]) -> dict[int, str]:

@@ -28,6 +28,7 @@ class ImageDetections(NamedTuple):
     scores: np.ndarray  # [n] float32
     category_ids: list  # [n] of the json
     masks: Masks | None  # None: boxes only
+    keypoints: np.ndarray | None = None  # [n, P, 3] float64 x, y, score, original pixels
 
 
 def split_images(
@@ -36,6 +37,7 @@ def split_images(
     image_ids: Sequence[int | str | None],
     sizes: Sequence[tuple[int, int]],
     category_ids: Sequence[int | str],
+    keypoint_offset: float = 0.0,
 ) -> Iterator[ImageDetections]:
     """Yield the valid detections of each image of a batch, without the padding images.
 
@@ -45,6 +47,7 @@ def split_images(
         image_ids: json id per image; None for an image that pads the batch.
         sizes: original (height, width) per image; ignored for padding.
         category_ids: class k has the json id `category_ids[k - 1]`.
+        keypoint_offset: taken off the keypoints, see `data.keypoint_offset`.
     """
     fields = ("boxes", "scores", "classes", "valid")
     batch = [np.asarray(getattr(detections, name)) for name in fields]
@@ -59,7 +62,12 @@ def split_images(
         masks = None if all_masks is None else all_masks[b][valid]
         boxes = boxes.astype(np.float64) / (scale_x, scale_y, scale_x, scale_y)
         categories = [category_ids[k - 1] for k in classes.tolist()]
-        yield ImageDetections(image_id, height, width, boxes, scores, categories, masks)
+        points = None
+        if detections.keypoints is not None:
+            points = np.asarray(detections.keypoints)[b][valid].astype(np.float64)
+            points = points / (scale_x, scale_y, 1) - (keypoint_offset, keypoint_offset, 0)
+        found = boxes, scores, categories, masks, points
+        yield ImageDetections(image_id, height, width, *found)
 
 
 def encode_image(
@@ -67,23 +75,33 @@ def encode_image(
 ) -> tuple[list[dict], list[dict]]:
     """Return box results and mask results, none without masks, of the same detections in order.
 
+    Box results have the keypoints, too, if there are any.
+
     Args:
         image: the detections.
         paste: mask pasting rule, see `paste.paste_mask`.
         inclusive_boxes: x2 and y2 are the last pixels of a box, so width = x2 - x1 + 1.
     """
-    _, height, width, boxes, scores, categories, masks = image
+    _, height, width, boxes, scores, categories, masks, points = image
     clipped = _clipped_xywh(boxes, height, width, float(inclusive_boxes))
     bbox_results, segm_results = [], []
     rows = zip(boxes, clipped, scores.tolist(), categories, strict=True)
     for i, (box, bbox, score, category) in enumerate(rows):
         entry = {"image_id": image.image_id, "category_id": category, "score": score}
-        bbox_results.append({**entry, "bbox": bbox})
+        more = {} if points is None else keypoint_entries(points[i])
+        bbox_results.append({**entry, "bbox": bbox, **more})
         if masks is None:
             continue
         crop, origin = mask_crop(masks[i], box, height, width, paste)
         segm_results.append({**entry, "segmentation": encode_window(crop, origin, height, width)})
     return bbox_results, segm_results
+
+
+def keypoint_entries(points: np.ndarray) -> dict[str, list[float]]:
+    """`keypoints` of a COCO result, x, y and 1 for each of [P, 3] points, and `keypoint_scores`."""
+    values = [value for x, y, _ in points.tolist() for value in (round(x, 3), round(y, 3), 1)]
+    scores = [round(score, 4) for score in points[:, 2].tolist()]
+    return {"keypoints": values, "keypoint_scores": scores}
 
 
 def mask_crop(

@@ -4,7 +4,7 @@ from typing import Any
 
 from pycocotools import mask as coco_mask
 
-from mask_rcnn_jax.annotations.checks import BOX, MASK, box_fault, is_number, show
+from mask_rcnn_jax.annotations.checks import BOX, KEYPOINTS, MASK, box_fault, is_number, show
 from mask_rcnn_jax.annotations.ids import is_zero
 from mask_rcnn_jax.annotations.reader import GroundTruth
 from mask_rcnn_jax.annotations.segmentation import code_box, rle_fault, segmentation_fault, to_rle
@@ -30,8 +30,19 @@ def fill_annotations(truth: GroundTruth, iou_type: str) -> list[dict]:
         known = {key: entry[key] for key in ("image_id", "category_id")}
         crowd = int(entry.get("iscrowd", 0))
         known |= {"id": number, "iscrowd": crowd, "bbox": box, "area": area}
-        filled.append(known | ({"segmentation": code} if iou_type == MASK else {}))
+        known |= {"segmentation": code} if iou_type == MASK else {}
+        filled.append(known | (_keypoints(truth, entry) if iou_type == KEYPOINTS else {}))
     return filled
+
+
+def _keypoints(truth: GroundTruth, entry: dict[str, Any]) -> dict[str, Any]:
+    assert truth.layout is not None
+    points = truth.layout.pick(entry)
+    count = sum(v > 0 for v in points[2::3])
+    # Of all of a json's points pycocotools takes the number that it states.
+    is_all = len(points) == len(entry.get("keypoints") or ())
+    stated = entry.get("num_keypoints") if is_all else None
+    return {"keypoints": points, "num_keypoints": count if stated is None else stated}
 
 
 def result_problem(result: Any) -> str | None:
@@ -47,7 +58,7 @@ def result_problem(result: Any) -> str | None:
     score = result["score"]
     if not (is_number(score) and -1e300 < score < 1e300):
         return f"has the score {show(score)}, expected a finite number"
-    if "bbox" not in result and "segmentation" not in result:
+    if not result.keys() & {"bbox", "segmentation", "keypoints"}:
         return "has neither 'bbox' nor 'segmentation'"
     if "bbox" in result and (fault := box_fault(result["bbox"], None)):
         return f"has a 'bbox' that cannot be scored: {fault}"
@@ -68,9 +79,7 @@ def fill_results(truth: GroundTruth, results: list[dict], iou_type: str, source:
     filled, sizes = [], truth.sizes
     for i, result in enumerate(results):
         where, image_id = f"{source}: entry {i}", result["image_id"]
-        if image_id not in sizes:
-            absent = absent_image(image_id, truth)
-            raise ValueError(f"{where} refers to image {show(image_id)}, {absent}")
+        check_image(truth, result, where)
         geometry = result[key]
         if iou_type == BOX:
             box, area = geometry, geometry[2] * geometry[3]
@@ -87,6 +96,13 @@ def fill_results(truth: GroundTruth, results: list[dict], iou_type: str, source:
         entry |= {"id": i + 1, "iscrowd": 0, "bbox": box, "area": area, key: geometry}
         filled.append(entry)
     return filled
+
+
+def check_image(truth: GroundTruth, result: dict[str, Any], where: str) -> None:
+    """Raise ValueError if a result is of no image of the ground truth."""
+    if (image_id := result["image_id"]) not in truth.sizes:
+        absent = absent_image(image_id, truth)
+        raise ValueError(f"{where} refers to image {show(image_id)}, {absent}")
 
 
 def _with_areas(segmentation: Any) -> Any:

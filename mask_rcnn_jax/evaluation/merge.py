@@ -71,6 +71,7 @@ def merge_views(
         np.array([found.scores[rows].max() for rows in objects], np.float32),
         [found.category_ids[rows[0]] for rows in objects],
         None if whole.masks is None else [found.united_mask(rows) for rows in objects],
+        None if whole.keypoints is None else found.united_keypoints(objects),
     )
 
 
@@ -127,6 +128,17 @@ class _Found(NamedTuple):
             return None
         left, top, _, _ = self.windows[self.owners[k]]
         return mask._replace(x=mask.x + left, y=mask.y + top)
+
+    def united_keypoints(self, objects: Sequence[Sequence[int]]) -> np.ndarray:
+        """[n, P, 3] keypoints of objects: each point from the piece where its score is highest."""
+        pieces = [view.keypoints for view in self.views if view.keypoints is not None]
+        shifts = np.array([(*window[:2], 0.0) for window in self.windows])[self.owners]
+        points = np.concatenate(pieces) + shifts[:, None]
+        best = [
+            points[rows][points[rows, :, 2].argmax(axis=0), np.arange(points.shape[1])]
+            for rows in objects
+        ]
+        return np.array(best).reshape(-1, *points.shape[1:])
 
     def united_box(self, rows: Sequence[int]) -> np.ndarray:
         boxes = self.boxes[rows]

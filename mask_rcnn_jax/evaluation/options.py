@@ -12,19 +12,25 @@ class Scoring:
     Attributes:
         engine: what computes the scores; "hotcoco" takes a fraction of the time for the same bits,
             "faster_coco_eval" for the same to 1e-12; "auto" is hotcoco if installed, or
-            pycocotools.
+            pycocotools, which always scores keypoints.
         protocol: rules of the scores; "lvis" is for its json, with up to 300 detections per image;
             "cells" adds microscopy's measures to COCO's, see `evaluation.cells`.
         cells_score_threshold: detections with at least this score count in "cells".
         boundary: also score masks by boundary IoU, which sees how exact outlines are, see
             `evaluation.boundary`; with pycocotools, whatever the engine.
+        keypoint_sigmas: how far off each of `data.keypoints` may be, COCO's sigma in units of the
+            root of an object's area; () takes COCO's for its names, or else 0.05 for all.
     """
 
     engine: Literal["auto", "pycocotools", "hotcoco", "faster_coco_eval"] = "auto"
     protocol: Literal["coco", "lvis", "cells"] = "coco"
     cells_score_threshold: float = 0.5
     boundary: bool = False
+    keypoint_sigmas: tuple[float, ...] = ()
 
     def __post_init__(self):
         if math.isnan(self.cells_score_threshold):
             raise ValueError("cells_score_threshold is nan, expected a number")
+        if not all(0 < sigma < math.inf for sigma in self.keypoint_sigmas):
+            found = f"keypoint_sigmas is {self.keypoint_sigmas}"
+            raise ValueError(f"{found}, expected numbers above 0")

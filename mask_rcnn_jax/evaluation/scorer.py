@@ -19,7 +19,7 @@ from absl import logging
 from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax.annotations.reader import read_ground_truth
-from mask_rcnn_jax.evaluation import coco, workers
+from mask_rcnn_jax.evaluation import coco, keypoints, workers
 from mask_rcnn_jax.evaluation.notes import notes
 from mask_rcnn_jax.evaluation.options import Scoring
 
@@ -34,7 +34,8 @@ class Job:
 
     Attributes:
         source: ground truth as `read_ground_truth` takes it, `reading` its options.
-        boxes: COCO results; `masks` likewise, None if there are none to score.
+        boxes: COCO results, which have the keypoints, too; `masks` likewise, None if there are
+            none to score.
         image_ids: the images that are scored.
         rules: the protocol and the engine.
         limit: `eval.detections_per_image` if that is what the model gives, for the notes.
@@ -42,7 +43,7 @@ class Job:
     """
 
     source: str | os.PathLike | dict[str, Any]
-    reading: dict[str, bool]
+    reading: dict[str, Any]
     boxes: list[dict]
     masks: list[dict] | None
     image_ids: Sequence[int | str]
@@ -57,20 +58,31 @@ class Job:
         truth = read_ground_truth(self.source, **self.reading)
         for line in notes(truth, self.image_ids, self.rules.protocol, self.limit, self.most):
             tell(line)
+        boxes, points = self._split()
+        if points is not None and (
+            line := keypoints.sigmas_of(truth.keypoints, self.rules.keypoint_sigmas)[1]
+        ):
+            tell(line)
         return coco.score(
             truth,
-            self.boxes,
+            boxes,
             self.masks,
             image_ids=self.image_ids,
             rules=self.rules,
             detections_per_image=self.most,
             callback=callback,
+            keypoint_results=points,
         )
 
+    def _split(self) -> tuple[list[dict], list[dict] | None]:
+        return keypoints.split(self.boxes) if self.reading.get("keypoints") else (self.boxes, None)
+
     def write(self, folder: Path) -> None:
-        """Write bbox_results.json and, with masks, segm_results.json."""
+        """Write bbox_results.json, and segm_results.json and keypoints_results.json if there are
+        masks and keypoints."""
         folder.mkdir(parents=True, exist_ok=True)
-        for name, results in (("bbox", self.boxes), ("segm", self.masks)):
+        boxes, points = self._split()
+        for name, results in (("bbox", boxes), ("segm", self.masks), ("keypoints", points)):
             if results is not None:
                 (folder / f"{name}_results.json").write_text(json.dumps(results))
 

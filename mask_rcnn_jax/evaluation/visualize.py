@@ -14,10 +14,12 @@ from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.evaluation.labels import draw_labels
 from mask_rcnn_jax.structures import Detections
 
+Lines = Sequence[tuple[int, int]]  # between points, by their places
 FILL_OPACITY = 0.42
 PALETTE_SIZE = 60
 # Images with a shorter side below this have no room for text beside their objects.
 MIN_SIDE = 320
+_DARK, _WHITE = (30, 30, 30), (255, 255, 255)  # of keypoints
 # Fractional bits of cv2's integer coordinates.
 _SHIFT = 4
 # Approximate number of grid cells per box side for contour tracing. A contour goes through the
@@ -33,6 +35,7 @@ def draw_detections(
     score_threshold: float = 0.5,
     min_side: int = MIN_SIDE,
     color_by: str = "instance",
+    skeleton: Lines = (),
 ) -> np.ndarray:
     """Draw the detections that reach the score threshold.
 
@@ -45,6 +48,7 @@ def draw_detections(
             pixels; 0 keeps the size.
         color_by: "instance" distinguishes the objects of an image; "class" gives a class the same
             color in all images.
+        skeleton: lines between keypoints, if there are any.
 
     Returns:
         uint8 [f * H, f * W, 3] RGB with the enlargement factor f, usually 1.
@@ -55,10 +59,15 @@ def draw_detections(
     names = [str(class_names[classes[i] - 1]) for i in keep]
     values = [f"{float(scores[i]):.2f}" for i in keep]
     masks = None if detections.masks is None else np.asarray(detections.masks)[keep]
+    height = image.shape[0]
     image, boxes = enlarge(image, np.asarray(detections.boxes)[keep], min_side)
     color_indices = classes[keep] - 1 if color_by == "class" else None
     outlines = None if masks is None else trace_masks(masks, boxes)
-    return draw_instances(image, boxes, names, values, outlines, color_indices)
+    drawn = draw_instances(image, boxes, names, values, outlines, color_indices)
+    if detections.keypoints is not None:
+        points = np.asarray(detections.keypoints)[keep, :, :2] * (image.shape[0] / height)
+        draw_keypoints(drawn, points, skeleton, color_indices)
+    return drawn
 
 
 def draw_ground_truth(
@@ -69,6 +78,7 @@ def draw_ground_truth(
     class_names: Sequence[str],
     *,
     min_side: int = MIN_SIDE,
+    keypoints: tuple[np.ndarray, Lines] | None = None,
 ) -> np.ndarray:
     """Draw ground truth like `draw_detections`.
 
@@ -79,13 +89,20 @@ def draw_ground_truth(
         masks: [n, M, M] uint8 crops in 0..255, or None.
         class_names: class k is `class_names[k - 1]`.
         min_side: as for `draw_detections`.
+        keypoints: [n, P, 3] x, y, v in image pixels, and the lines between them.
     """
     keep = np.flatnonzero(np.asarray(classes) > 0)
     names = [str(class_names[classes[i] - 1]) for i in keep]
     masks = None if masks is None else np.asarray(masks)[keep].astype(np.float32) / 255
+    height = image.shape[0]
     image, boxes = enlarge(image, np.asarray(boxes)[keep], min_side)
     outlines = None if masks is None else trace_masks(masks, boxes)
-    return draw_instances(image, boxes, names, [""] * len(keep), outlines)
+    drawn = draw_instances(image, boxes, names, [""] * len(keep), outlines)
+    if keypoints is not None:
+        points = np.asarray(keypoints[0])[keep]
+        places = points[..., :2] * (image.shape[0] / height)
+        draw_keypoints(drawn, np.where(points[..., 2:] > 0, places, np.nan), keypoints[1])
+    return drawn
 
 
 def side_by_side(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -168,6 +185,38 @@ def draw_instances(
     if len(names) and len(boxes):
         draw_labels(canvas, boxes, names, values, colors)
     return canvas
+
+
+def draw_keypoints(
+    canvas: np.ndarray,
+    points: np.ndarray,
+    skeleton: Lines,
+    color_indices: np.ndarray | None = None,
+) -> None:
+    """Draw the lines between keypoints in each instance's color, and the points as white dots.
+
+    Both have dark borders, so that no color has to be told from another.
+
+    Args:
+        canvas: uint8 [H, W, 3] RGB, modified in place.
+        points: [n, P, 2] x, y in its pixels; NaN for one that is not drawn, nor lines to it.
+        skeleton: lines between them.
+        color_indices: as for `draw_instances`.
+    """
+    indices = range(len(points)) if color_indices is None else color_indices
+    width = max(1, round(float(np.sqrt(canvas.shape[0] * canvas.shape[1])) / 320))
+    for i, of_one in zip(indices, np.asarray(points, np.float64), strict=True):
+        drawn = np.isfinite(of_one).all(axis=1)
+        places = _fixed(np.clip(np.nan_to_num(of_one), -1e6, 1e6))
+        pairs = [(places[a], places[b]) for a, b in skeleton if drawn[a] and drawn[b]]
+        for color, thickness in ((_DARK, width + 2), (instance_color(i), width)):
+            for start, end in pairs:
+                ends = tuple(start.tolist()), tuple(end.tolist())
+                cv2.line(canvas, *ends, color, thickness, cv2.LINE_AA, _SHIFT)
+        for color, radius in ((_DARK, width + 2), (_WHITE, width + 1)):
+            for place in places[drawn].tolist():
+                center, size = tuple(place), radius << _SHIFT
+                cv2.circle(canvas, center, size, color, cv2.FILLED, cv2.LINE_AA, _SHIFT)
 
 
 def instance_color(i: int) -> tuple[int, int, int]:

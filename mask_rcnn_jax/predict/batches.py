@@ -120,5 +120,9 @@ def _detections(images: list[PreparedImage], batch: Detections) -> list[Detectio
         scale_y, scale_x = image.plan.scale
         boxes = one.boxes / np.array([scale_x, scale_y, scale_x, scale_y], np.float32)
         limits = np.array([width, height, width, height], np.float32)
-        found.append(one.replace(boxes=np.clip(boxes, 0, limits)))
+        one = one.replace(boxes=np.clip(boxes, 0, limits))
+        if one.keypoints is not None:
+            scale = np.array([scale_x, scale_y, 1], np.float32)
+            one = one.replace(keypoints=one.keypoints / scale)
+        found.append(one)
     return found

@@ -224,6 +224,8 @@ def _schema() -> Any:
             ("category_id", pa.int64()),
             ("score", pa.float64()),
             ("bbox", pa.list_(pa.float64())),
+            ("keypoints", pa.list_(pa.float64())),
+            ("keypoint_scores", pa.list_(pa.float64())),
             ("segmentation", mask),
         ]
     )

@@ -119,7 +119,10 @@ class Predictor:
         self.canvases = all_canvases(self._options)
         self._sample_sizes = engine.sample_sizes if engine else self.canvases
         self._rules: dict[str, Any] = dict(
-            paste=recipe.eval.paste, inclusive_boxes=recipe.data.inclusive_boxes
+            paste=recipe.eval.paste,
+            inclusive_boxes=recipe.data.inclusive_boxes,
+            keypoint_names=recipe.data.keypoints,
+            keypoint_offset=recipe.data.keypoint_offset,
         )
         self._pad_multiple = recipe.model.input.pad_multiple
         # What is exported keeps its own threshold; that of the recipe may be higher.
@@ -180,6 +183,7 @@ class Predictor:
             masks = None if found.masks is None else found.masks[rows]
             arrays = found.boxes[rows], found.scores[rows], found.classes[rows], masks
             fields = dict(zip(("boxes", "scores", "classes", "mask_grids"), arrays, strict=True))
+            fields["keypoints"] = None if found.keypoints is None else found.keypoints[rows]
         fields |= self._rules | {"categories": self.categories, "path": path}
         fields |= {"pixels": image.pixels, "band_names": self.bands.names}
         return Result(image.image, **fields, pixel_size=read_pixel_size(path))

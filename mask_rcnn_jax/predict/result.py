@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mask_rcnn_jax import opencv as cv2
+from mask_rcnn_jax.annotations.keypoints import skeleton_of
 from mask_rcnn_jax.evaluation import visualize
 from mask_rcnn_jax.evaluation.encode import ImageDetections, Masks, encode_image, mask_crop
 from mask_rcnn_jax.images.pixel_size import PixelSize
@@ -46,6 +47,9 @@ class Result:
         overview: uint8 [h, w, 3] RGB, an image reduced that was too large to be decoded whole, and
             whose pixels in `image` are black; None for others.
         read: returns [h, w, C] as the file has them in a window of such an image.
+        keypoints: [N, P, 3] float32 x, y and score of each point; None for a model without them.
+        keypoint_names: of the P points; `categories` may have the lines between them.
+        keypoint_offset: what `to_coco` takes off their x and y, see `data.keypoint_offset`.
     """
 
     image: np.ndarray
@@ -64,6 +68,9 @@ class Result:
     pixel_size: PixelSize | None = None
     overview: np.ndarray | None = None
     read: Callable[[Window], np.ndarray] | None = None
+    keypoints: np.ndarray | None = None
+    keypoint_names: tuple[str, ...] = ()
+    keypoint_offset: float = 0.0
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -95,6 +102,7 @@ class Result:
             mask_grids=None if grids is None else grids[rows],
             window_masks=None if windows is None else [windows[k] for k in numbers],
             track_ids=None if tracks is None else tracks[rows],
+            keypoints=None if self.keypoints is None else self.keypoints[rows],
         )
 
     def __iter__(self) -> Iterator["Result"]:
@@ -198,12 +206,16 @@ class Result:
     def to_coco(self, image_id: int | str = 1) -> list[dict[str, Any]]:
         """Results in COCO's format: category id, score, bbox and, with masks, RLE.
 
-        With tracks, `track_id` as well.
+        With tracks, `track_id` as well. With keypoints, `keypoints` has x, y and 1 of each, and
+        `keypoint_scores` their scores.
         """
         height, width = self.image.shape[:2]
         ids = [self.categories[k - 1]["id"] for k in self.classes.tolist()]
         boxes = self.boxes.astype(np.float64)
-        one = ImageDetections(image_id, height, width, boxes, self.scores, ids, self._masks)
+        points, offset = self.keypoints, self.keypoint_offset
+        points = None if points is None else points.astype(np.float64) - (offset, offset, 0)
+        found = boxes, self.scores, ids, self._masks, points
+        one = ImageDetections(image_id, height, width, *found)
         entries, masks_of = encode_image(one, self.paste, self.inclusive_boxes)
         for entry, mask in zip(entries, masks_of, strict=self.has_masks):
             entry["segmentation"] = mask["segmentation"]
@@ -237,6 +249,7 @@ class Result:
         scores: bool = True,
         boxes: bool = True,
         masks: bool = True,
+        keypoints: bool = True,
         color_by: Literal["instance", "class"] = "instance",
         line_width: int = 0,
         min_side: int = visualize.MIN_SIDE,
@@ -248,6 +261,8 @@ class Result:
                 that would cover other objects or labels become smaller, move aside or are left out.
             boxes: draw boxes.
             masks: fill and outline masks.
+            keypoints: draw keypoints and the lines between them: those of the categories' skeleton,
+                or else COCO's between points of COCO's names.
             color_by: a color for each object, or its track, or for each class.
             line_width: pixels; 0 grows with the image.
             min_side: enlarge smaller images by an integer factor until the shorter side has this
@@ -260,7 +275,7 @@ class Result:
         if self.track_ids is not None:
             pairs = zip(names, self.track_ids.tolist(), strict=True)
             names = [f"{name} {track}" for name, track in pairs]
-        return visualize.draw_instances(
+        drawn = visualize.draw_instances(
             image,
             corners,
             names if labels else [],
@@ -270,6 +285,11 @@ class Result:
             with_boxes=boxes,
             line_width=line_width,
         )
+        if keypoints and self.keypoints is not None:
+            points = self.keypoints[..., :2] * (image.shape[0] / self.image.shape[0])
+            skeleton = skeleton_of(self.categories, self.keypoint_names)
+            visualize.draw_keypoints(drawn, points, skeleton, colors)
+        return drawn
 
     def save(self, path: str | Path, **options: Any) -> None:
         """Write `plot(**options)` as a JPEG or PNG, creating its folder.

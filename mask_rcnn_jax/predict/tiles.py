@@ -38,7 +38,9 @@ def as_view(found: Detections, window: Window, paste: str) -> ImageDetections:
     rows = np.flatnonzero(found.valid)
     masks = None if found.masks is None else found.masks[rows]
     arrays = found.boxes[rows], found.scores[rows], found.classes[rows].tolist()
-    return with_window_masks(ImageDetections(0, y1 - y0, x1 - x0, *arrays, masks), paste)
+    points = None if found.keypoints is None else found.keypoints[rows].astype(np.float64)
+    view = ImageDetections(0, y1 - y0, x1 - x0, *arrays, masks, points)
+    return with_window_masks(view, paste)
 
 
 def merge_tiles(
@@ -52,4 +54,5 @@ def merge_tiles(
         classes=np.array(merged.category_ids, np.int32),
         mask_grids=None,
         window_masks=merged.masks,
+        keypoints=None if merged.keypoints is None else merged.keypoints.astype(np.float32),
     )

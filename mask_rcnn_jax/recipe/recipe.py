@@ -47,6 +47,13 @@ class Recipe:
         if kind == "polygons" and not self.data.max_vertices:
             needed = "a positive data.max_vertices, such as 512"
             raise ValueError(f"model.mask_targets.kind=polygons needs {needed}")
+        points, sigmas = len(self.data.keypoints), len(self.eval.keypoint_sigmas)
+        if sigmas not in (0, points):
+            expected = f"one for each of the {points} names in data.keypoints"
+            raise ValueError(f"eval.keypoint_sigmas has {sigmas} values, expected {expected}")
+        if points and self.eval.augments:
+            expected = "expected neither with data.keypoints, which views do not merge"
+            raise ValueError(f"eval.tta_scales and eval.tta_flip are set, {expected}")
 
     @classmethod
     def read(cls, tree: parts.Section, *, imports: bool = True) -> "Recipe":

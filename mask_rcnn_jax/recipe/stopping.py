@@ -7,6 +7,7 @@ from typing import TypeVar
 
 Metrics = Mapping[str, float | None]
 M = TypeVar("M", bound=Metrics)
+KINDS = ("box", "mask", "keypoints")  # of APs; the last one that is there is the main one
 
 
 @dataclass(frozen=True)
@@ -14,16 +15,19 @@ class StopRule:
     """Ends a run at target APs, or once they no longer improve; which AP that is, says `ap`.
 
     Attributes:
-        stop_at_box_ap: stop once this and `stop_at_mask_ap` are reached; 0 for both: never.
+        stop_at_box_ap: stop once this, `stop_at_mask_ap` and `stop_at_keypoints_ap` are reached; 0
+            for all: never.
         stop_at_mask_ap: see `stop_at_box_ap`.
-        patience: evaluations in a row without an improvement of the mask AP (of the box AP where
-            there are no masks), after which to stop; 0: never.
+        stop_at_keypoints_ap: see `stop_at_box_ap`.
+        patience: evaluations in a row without an improvement of the keypoints AP (or else of the
+            mask AP, or of the box AP where there are no masks), after which to stop; 0: never.
         min_improvement: an AP is an improvement if it is more than this above the AP of the last
             improvement.
     """
 
     stop_at_box_ap: float = 0.0
     stop_at_mask_ap: float = 0.0
+    stop_at_keypoints_ap: float = 0.0
     patience: int = 0
     min_improvement: float = 0.0
 
@@ -34,12 +38,12 @@ class StopRule:
 
     def needs_evaluation(self) -> dict[str, float]:
         """The entries that stop nothing if nothing is evaluated, and their values."""
-        names = ("stop_at_box_ap", "stop_at_mask_ap", "patience")
+        names = (*(f"stop_at_{kind}_ap" for kind in KINDS), "patience")
         return {name: getattr(self, name) for name in names if getattr(self, name) > 0}
 
     def is_reached(self, metrics: Metrics) -> bool:
         """Whether an evaluation reached the targets."""
-        targets = {"box": self.stop_at_box_ap, "mask": self.stop_at_mask_ap}
+        targets = {kind: getattr(self, f"stop_at_{kind}_ap") for kind in KINDS}
         wanted = {kind: target for kind, target in targets.items() if target > 0}
         return bool(wanted) and all((ap(metrics, k) or 0) >= t for k, t in wanted.items())
 
@@ -56,14 +60,15 @@ class StopRule:
 
 
 def main_ap(metrics: Metrics) -> float:
-    """The mask AP, or the box AP where there are no masks; NaN where it is unknown."""
+    """The keypoints AP, or else the mask AP, or else the box AP; NaN where it is unknown."""
     value = metrics.get(measure(metrics))
     return math.nan if value is None else value
 
 
 def measure(metrics: Metrics) -> str:
     """The name of `main_ap` in the metrics of an evaluation; APs of one name can be compared."""
-    return _name(metrics, "mask" if "ap/mask" in metrics else "box")
+    found = [kind for kind in KINDS if f"ap/{kind}" in metrics]
+    return _name(metrics, found[-1] if found else "box")
 
 
 def comparable(evaluations: Sequence[M]) -> list[M]:
@@ -73,7 +78,7 @@ def comparable(evaluations: Sequence[M]) -> list[M]:
 
 
 def ap(metrics: Metrics, kind: str) -> float | None:
-    """The AP of a "box" or "mask" that says how good a model is: where images hold more objects
+    """The AP of one of `KINDS` that says how good a model is: where images hold more objects
     than COCO's rules score, `ap/box_at_K`, which scores K, or else `ap/box`."""
     return metrics.get(_name(metrics, kind))
 

@@ -14,7 +14,8 @@ from mask_rcnn_jax.evaluation.workers import count_workers, encode_images
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.training import processes
 
-# COCO results of boxes and, unless the model has boxes alone, masks; ids of all images.
+# COCO results of boxes, with their keypoints if there are any, and, unless the model has boxes
+# alone, masks; ids of all images.
 Found = tuple[list[dict], list[dict] | None, list]
 
 
@@ -24,11 +25,14 @@ class Rules(NamedTuple):
     paste: str  # see `evaluation.paste`
     inclusive_boxes: bool  # see `evaluation.encode.encode_image`
     has_masks: bool
+    keypoint_offset: float = 0.0  # see `data.keypoint_offset`
 
     @classmethod
     def of(cls, recipe: Recipe) -> "Rules":
         """Those of a recipe."""
-        return cls(recipe.eval.paste, recipe.data.inclusive_boxes, recipe.model.has_masks)
+        data = recipe.data
+        has_masks, offset = recipe.model.has_masks, data.keypoint_offset
+        return cls(recipe.eval.paste, data.inclusive_boxes, has_masks, offset)
 
 
 def encode(

@@ -13,7 +13,13 @@ from jax.sharding import Mesh
 from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax.data import canvases
-from mask_rcnn_jax.data.dataset import Dataset, category_ids, dataset_name, is_boxes_only
+from mask_rcnn_jax.data.dataset import (
+    Dataset,
+    category_ids,
+    dataset_name,
+    is_boxes_only,
+    keypoints,
+)
 from mask_rcnn_jax.data.eval_loader import EvalLoader
 from mask_rcnn_jax.data.ground_truth import ground_truth, ground_truth_source
 from mask_rcnn_jax.data.options import ExampleOptions
@@ -81,7 +87,8 @@ def detect(
         ids = [image_id(records, i) if i >= 0 else None for i in indices]
         sizes = [image_size(records, i) if i >= 0 else (0, 0) for i in indices]
         rows, classes = processes.local_rows(detections), category_ids(dataset)
-        return split_images(rows, batch.scales, ids, sizes, classes)
+        given = rows, batch.scales, ids, sizes, classes
+        return split_images(*given, rules.keypoint_offset)
 
     def detected() -> Iterator[ImageDetections]:
         pending, seen = [], 0
@@ -201,6 +208,7 @@ def draw_pictures(
     Also written below `output`. The first process draws; the others return nothing.
     """
     pictures, names = {}, dataset.class_names
+    skeleton = keypoints(dataset).skeleton
     bands = getattr(dataset, "bands", Bands())
     written: set[str] = set()
     for batch in batches:
@@ -216,11 +224,18 @@ def draw_pictures(
             found, truth = jax.tree.map(lambda x, row=row: x[row], (detections, batch.targets))
             to_original = 1 / np.tile(batch.scales[row][::-1], 2)
             boxes, found = truth.boxes * to_original, found.replace(boxes=found.boxes * to_original)
+            of_points, points = np.array([*to_original[:2], 1.0]), None
+            if truth.keypoints is not None:
+                points = truth.keypoints * of_points, skeleton
+            if found.keypoints is not None:
+                found = found.replace(keypoints=found.keypoints * of_points)
             # Masks of the whole canvas are not drawn: they are no crops of boxes.
             masks = None if truth.masks.shape[1:] == canvas else truth.masks
             name, image = dataset.images[index].file_name, bands.to_rgb(dataset.decode(index))
-            left = visualize.draw_ground_truth(image, boxes, truth.classes, masks, names)
-            picture = visualize.side_by_side(left, visualize.draw_detections(image, found, names))
+            given = image, boxes, truth.classes, masks, names
+            left = visualize.draw_ground_truth(*given, keypoints=points)
+            right = visualize.draw_detections(image, found, names, skeleton=skeleton)
+            picture = visualize.side_by_side(left, right)
             visualize.write_image(output / file_name(name, ".jpg", written), picture)
             pictures[printable(name)] = picture
     return pictures

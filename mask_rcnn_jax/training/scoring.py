@@ -94,8 +94,9 @@ def evaluate(
         config: a recipe, its name or path, or a ConfigDict; None takes that of the run, of the
             export or of the hub. A file needs one.
         val_set: the dataset; None takes the recipe's `data.val_json`.
-        output: folder, or its address in an object store, for bbox_results.json, segm_results.json
-            and metrics.json; None takes `eval/<step>` in the run's workdir. A file and an exported
+        output: folder, or its address in an object store, for bbox_results.json, segm_results.json,
+            keypoints_results.json and metrics.json; None takes `eval/<step>` in the run's workdir.
+            A file and an exported
             model need one.
         report: also write report.html.
         tile: side of the tiles of large images, see `Predictor`; 0 cuts none.
@@ -104,8 +105,8 @@ def evaluate(
 
     Returns:
         The 24 COCO metrics, named AP, AP50, .., mask_AP, mask_AP50, .., or LVIS's 26, and
-        "per_category"; those of masks are left out for a dataset of boxes alone. Others, "AP@K", ..
-        and "cells", are there where `evaluation.coco.score` adds them.
+        "per_category"; those of masks are left out for a dataset of boxes alone. Others, "AP@K",
+        "keypoints_AP", .. and "cells", are there where `evaluation.coco.score` adds them.
 
     Raises:
         ValueError, OSError: weights, config or dataset cannot be used or do not fit each other.
@@ -208,7 +209,7 @@ def evaluate_results(
     output: str | Path | None = None,
     report: bool = False,
 ) -> dict:
-    """Score a COCO results file, boxes or masks or both, against the "val" set of `data`.
+    """Score a COCO results file, of boxes, masks or keypoints, against the "val" set of `data`.
 
     Args:
         output: folder for metrics.json; None writes nothing.
@@ -230,18 +231,21 @@ def evaluate_results(
             raise ValueError(f"data.{name} is {value}, expected () with --results, {advice}")
     announce_engine(wanted.engine)
     coco_evaluation.check_protocol(wanted.protocol, report)
-    boxes, masks = coco_evaluation.split_results(coco_evaluation.load_results(results_json))
+    results = coco_evaluation.load_results(results_json)
+    boxes, masks = coco_evaluation.split_results(results)
+    points = results if results and "keypoints" in results[0] else None
     annotations = annotation_file(data, "val")
     boxes_only = recipe.learns_boxes_only and masks is None
-    rules = {"boxes_only": boxes_only, "skip_bad": data.bad_annotations == "skip"}
-    truth = read_ground_truth(annotations, scoring=True, **rules)
+    rules: dict[str, Any] = {"boxes_only": boxes_only, "skip_bad": data.bad_annotations == "skip"}
+    names = () if points is None else data.keypoints
+    truth = read_ground_truth(annotations, scoring=True, **rules, keypoints=names)
     if truth.skip_bad:
         for line in truth.left_out():
             logging.warning("%s", line)
     check_scorable(truth)
     for line in notes(truth, protocol=wanted.protocol, scored=wanted.detections_per_image):
         logging.warning("%s", line)
-    _warn_unknown_categories(results_json, truth, boxes or masks or [])
+    _warn_unknown_categories(results_json, truth, results)
     analyses, collect = reports.collector(report)
     metrics = coco_evaluation.score(
         truth,
@@ -251,6 +255,7 @@ def evaluate_results(
         rules=wanted,
         detections_per_image=wanted.detections_per_image,
         callback=collect,
+        keypoint_results=points,
     )
     if form := box_form(boxes or [], truth):
         logging.warning("%s: %s", results_json, form)

@@ -37,10 +37,10 @@ def detect_in_tiles(
         for batch in batches:
             started.append((batch, predict_step(variables, shard_batch(batch, mesh))))
             if len(started) > 1:
-                yield from _views(started.popleft(), batches.views, dataset)
+                yield from _views(started.popleft(), batches.views, dataset, rules)
             progress.advance(int(np.sum(batch.image_index >= 0)))
         for last in started:
-            yield from _views(last, batches.views, dataset)
+            yield from _views(last, batches.views, dataset, rules)
 
     def merged() -> Iterator[ImageDetections]:
         counts = Counter(index for index, _ in batches.views)
@@ -61,7 +61,10 @@ def detect_in_tiles(
 
 
 def _views(
-    found: tuple[Batch, Detections], views: Sequence[tuple[int, Window]], dataset: Dataset
+    found: tuple[Batch, Detections],
+    views: Sequence[tuple[int, Window]],
+    dataset: Dataset,
+    rules: Rules,
 ) -> Iterator[tuple[int, ImageDetections]]:
     """Each view in a batch: its number and its detections, in its own pixels."""
     batch, detections = found
@@ -69,5 +72,6 @@ def _views(
     windows = [(0, 0, 0, 0) if number is None else views[number][1] for number in numbers]
     sizes = [(y1 - y0, x1 - x0) for x0, y0, x1, y1 in windows]
     rows, classes = processes.local_rows(detections), category_ids(dataset)
-    for view in split_images(rows, batch.scales, numbers, sizes, classes):
+    given = rows, batch.scales, numbers, sizes, classes
+    for view in split_images(*given, rules.keypoint_offset):
         yield int(view.image_id), view

@@ -38,7 +38,8 @@ Validation = Callable[[TrainState], tuple[dict[str, float] | Pending, dict[str, 
 FEWEST_BESIDE = 5000
 
 GROUPS = {"": "", "_rare": "r", "_common": "c", "_frequent": "f"}
-KINDS = {"box": "", "mask": "mask_", "boundary": "boundary_"}  # with their scores' prefixes
+# With the prefixes of their scores.
+KINDS = {"box": "", "mask": "mask_", "boundary": "boundary_", "keypoints": "keypoints_"}
 # Names in metrics.jsonl and in the scores.
 LOGGED = {
     f"ap/{kind}{group}": f"{prefix}AP{letter}"
@@ -59,8 +60,8 @@ def make_validation(
 
     metrics: `ap/box`, `ap/mask` if masks are scored, both with `_at_K` where K detections are
     scored, with LVIS's protocol also both with `_rare`, `_common` and `_frequent`, otherwise
-    `ap_class/box/CATEGORY` and `ap_class/mask/CATEGORY`, and, where asked for, `val_loss/...`.
-    With `eval.boundary`, `ap/boundary` and so on, too.
+    `ap_class/box/CATEGORY` and `ap_class/mask/CATEGORY`, `ap/keypoints` if they are scored, and,
+    where asked for, `val_loss/...`. With `eval.boundary`, `ap/boundary` and so on, too.
     images: by file name, ground truth beside detections.
     Many results are scored by a process of its own, which the metrics are `Pending` of, unless a
     rule of `recipe.train` or the run's last step waits for them.
@@ -163,8 +164,9 @@ def category_metrics(per_category: Mapping[str, Mapping[str, float]]) -> dict[st
         name += f"_{taken[name]}" if taken[name] > 1 else ""
         at = coco_evaluation.at_limit(aps)
         for kind, prefix in KINDS.items():
-            if aps.get(f"{prefix}AP{at}", -1) >= 0:
-                metrics[f"{PER_CLASS}{kind}/{name}"] = aps[f"{prefix}AP{at}"]
+            ap = aps.get(f"{prefix}AP{at}", aps.get(f"{prefix}AP", -1))
+            if ap >= 0:
+                metrics[f"{PER_CLASS}{kind}/{name}"] = ap
     return metrics
 
 
