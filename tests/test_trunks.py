@@ -1,5 +1,5 @@
-"""Small detectors with other trunks, ViTDet with a cascade, ConvNeXt and RegNet: trained, on two
-devices, in half precision, and exported."""
+"""Small detectors with other trunks, ViTDet with a cascade, ConvNeXt, RegNet and MobileNetV4:
+trained, on two devices, in half precision, and exported."""
 
 import functools
 
@@ -65,11 +65,19 @@ def regnet(norm="affine"):
     return config
 
 
+def mobilenet():
+    config = tiny_config()
+    trunk = dict(multiplier=0.1, norm="batch", frozen_stages=0)
+    config.model.backbone = named_section("backbone", "mobilenetv4", **trunk)
+    config.loss.update(rpn_cls_average="budget", rpn_box_average="budget")
+    return config
+
+
 def synced_regnet():
     return regnet("sync_batch")
 
 
-every = pytest.mark.parametrize("trunk", [vitdet, convnext, regnet])
+every = pytest.mark.parametrize("trunk", [vitdet, convnext, regnet, mobilenet])
 
 
 @functools.cache

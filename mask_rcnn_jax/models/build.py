@@ -18,6 +18,7 @@ from mask_rcnn_jax.models.fpn import FPN
 from mask_rcnn_jax.models.image_input import ImageInput
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, Precision
 from mask_rcnn_jax.models.mask_targets import MaskTargets
+from mask_rcnn_jax.models.mobilenet import MobileNetV4
 from mask_rcnn_jax.models.prepared import PREPARED
 from mask_rcnn_jax.models.protocols import PROTOCOLS, BoxHeadLike, ability, check_call
 from mask_rcnn_jax.models.quantization import Quantization
@@ -57,7 +58,10 @@ def no_head(**section: Any) -> None:
 
 # Sections whose `name` selects the builder, built in or `package.module:function`.
 BUILDERS: dict[str, dict[str, Callable]] = {
-    "backbone": {"resnet": ResNet, "regnet": RegNet, "vit": ViT, "convnext": ConvNeXt},
+    "backbone": {
+        **{"resnet": ResNet, "regnet": RegNet, "vit": ViT, "convnext": ConvNeXt},
+        "mobilenetv4": MobileNetV4,
+    },
     "fpn": {"fpn": FPN, "simple": SimplePyramid},
     "box_head": {"two_fc": BoxHead, "conv_fc": BoxHead},
     "mask_head": {"four_conv": MaskHead, "none": no_head},

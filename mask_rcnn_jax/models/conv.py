@@ -89,17 +89,16 @@ class Conv(nn.Module):
             return lax.dot_general(x, kernel[0, 0], (((3,), (0,)), ((), ())))
         pads: Any = self.padding if self.padding == "SAME" else ((self.padding, self.padding),) * 2
         if self._is_depthwise(x):
-            return depthwise(x, kernel)
+            return depthwise(x, kernel, self.stride)
         if self.groups > 1:
             return grouped_conv(x, kernel, self.groups, self.stride, pads)
         return conv(x, kernel, valid, self.stride, pads, self.sparse_cotangent)
 
     def _is_depthwise(self, x: jax.Array) -> bool:
-        """Whether every channel is convolved by itself, to a map of the same size."""
+        """Whether every channel is convolved by itself, around each or every stride-th cell."""
         height, width = self.kernel_size
-        same_size = self.stride == 1 and height == width and height % 2 == 1
-        same_size = same_size and self.padding == height // 2
-        return same_size and 1 < self.groups == self.features == x.shape[-1]
+        is_centered = height == width and height % 2 == 1 and self.padding == height // 2
+        return is_centered and 1 < self.groups == self.features == x.shape[-1]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))

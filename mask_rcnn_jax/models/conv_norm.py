@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 
 from mask_rcnn_jax.models.channels import Channels
 from mask_rcnn_jax.models.conv import Conv
-from mask_rcnn_jax.models.init import he_fan_out
+from mask_rcnn_jax.models.init import he_depthwise, he_fan_out
 from mask_rcnn_jax.models.norm import GROUPS, make_norm, normalize
 from mask_rcnn_jax.ops.extent import ValidExtent
 
@@ -41,7 +41,8 @@ def make_conv_norm(
         groups: int = 1,
     ) -> jax.Array:
         """Map [B, H, W, C] to [B, h, w, channels.count] by layers of these names."""
-        options: dict[str, Any] = dict(use_bias=False, dtype=dtype, kernel_init=he_fan_out)
+        init = he_depthwise if 1 < groups == channels.count else he_fan_out
+        options: dict[str, Any] = dict(use_bias=False, dtype=dtype, kernel_init=init)
         options |= dict(groups=groups, name=name)
         pads = "SAME" if padding == "same" else side // 2
         conv = Conv(channels.count, (side, side), stride, pads, **options)

@@ -8,6 +8,8 @@ from jax.typing import DTypeLike
 from mask_rcnn_jax.models.conv import Dense
 
 he_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+# Each output has one input channel: kernels are [k, k, 1, C].
+he_depthwise = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
 # Up-convolution kernels are [2, 2, out, in].
 he_fan_out_up = nn.initializers.variance_scaling(2.0, "fan_out", "normal", in_axis=3, out_axis=2)
 

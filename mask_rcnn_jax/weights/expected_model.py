@@ -93,6 +93,7 @@ EXPECTED = {
     ),
     "mae": Expected("coco_vitdet", INPUT),
     "torchvision_regnet": Expected("coco_torchvision", REGNET),
+    "timm_mobilenetv4": Expected("coco_torchvision", REGNET),
     "regnet": Expected("coco_detectron2:lsj_100ep_regnetx_4gf", REGNET),
     "torchvision_convnext": Expected("coco_convnext", INPUT),
     "convnext": Expected("coco_convnext", INPUT),

@@ -162,6 +162,12 @@ SOURCES = {
         unused=r"head\.fc\..*",
         tables=_TIMM_CONVNEXT_TABLES,
     ),
+    "timm_mobilenetv4": Source(
+        "timm's MobileNetV4",
+        ("blocks.2.0.pw_exp.conv.weight",),
+        trunks.timm_mobilenetv4(),
+        unused=r".*\.num_batches_tracked|(blocks\.4\.0|conv_head|norm_head|classifier)\..*",
+    ),
     "detectron2_resnet": Source(
         "detectron2's ResNet",
         ("stem.conv1.weight", "backbone.bottom_up.stem.conv1.weight"),

@@ -144,6 +144,17 @@ def torchvision_convnext() -> tuple[Rows, Rows]:
     return tuple(rows), tuple(tables)
 
 
+def timm_mobilenetv4() -> Rows:
+    """Return rows for timm's MobileNetV4 of convolutions."""
+    theirs, ours = "blocks.{stage-2}.{block}.", "backbone/res{stage}_{block}/"
+    rows = [("conv_stem", "backbone/stem_conv"), ("bn1", "backbone/stem_norm")]
+    layers = [("conv", "conv"), ("bn1", "norm")]
+    layers += [("conv_exp", "conv_exp"), ("conv_pwl", "conv_pwl"), ("bn2", "conv_pwl_norm")]
+    for name in ("dw_start", "pw_exp", "dw_mid", "pw_proj"):
+        layers += [(f"{name}.conv", name), (f"{name}.bn", f"{name}_norm")]
+    return (*rows, *((theirs + name, ours + path) for name, path in layers))
+
+
 def google_resnet50() -> Rows:
     """Return rows numbered in creation order: a stage's first block creates its shortcut first."""
     layers = [("stem_conv", "stem_norm")]

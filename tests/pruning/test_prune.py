@@ -84,6 +84,13 @@ def regnet():
     return config
 
 
+def mobilenet():
+    config = tiny_config()
+    trunk = named_section("backbone", "mobilenetv4", multiplier=0.25, norm="affine")
+    config.model.backbone = trunk
+    return config
+
+
 def cascade():
     config = tiny_config()
     config.model.box_head.class_agnostic = True
@@ -175,7 +182,7 @@ def with_zeros(variables, groups, kept):
 
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
-SLOW = [strong, grouped, resnext, regnet, cascade, convnext, vitdet]
+SLOW = [strong, grouped, resnext, regnet, mobilenet, cascade, convnext, vitdet]
 
 
 @pytest.mark.parametrize("make", [basic, *map(slow, SLOW)])
@@ -207,6 +214,7 @@ def test_a_pruned_model_computes_what_zeros_would(make):
         ),
         slow(resnext, {"backbone/res3_0/conv1": (64, 8), "backbone/res3": 512}),
         slow(regnet, {"backbone/res2_0/b": (16, 4), "backbone/res5": 128}),
+        slow(mobilenet, {"backbone/res4_1/pw_exp": 48, "backbone/res3_0": 24, "backbone/res5": 32}),
         slow(cascade, {"box_head/fc1": 32, "cascade/heads_1/fc2": 32}),
         slow(convnext, {"backbone/res3_0/fc1": 64}),
         slow(vitdet, {"backbone/block1/fc1": 128, "mask_head/mask_deconv": 32}),
