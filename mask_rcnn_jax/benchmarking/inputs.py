@@ -22,6 +22,7 @@ from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch, Targets
 from mask_rcnn_jax.training.distill import Distillation
+from mask_rcnn_jax.training.low_rank import abstract_adapters
 from mask_rcnn_jax.training.optim import build_optimizer, count_microbatches
 from mask_rcnn_jax.training.own_losses import resolve_losses
 from mask_rcnn_jax.training.step import (
@@ -89,6 +90,8 @@ def lower_step(
     """
     model = recipe_model(recipe)
     variables = abstract_variables(model)
+    params = abstract_adapters(variables["params"], recipe.optim.lora, model.backbone)
+    variables = {**variables, "params": params}
     distillation, teacher = recipe_teacher(recipe, model)
     step, tx = recipe_step(recipe, model, variables["params"], step_mesh, batch_size, distillation)
     state = jax.eval_shape(lambda variables: TrainState.start(variables, tx), variables)

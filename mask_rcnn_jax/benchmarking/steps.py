@@ -16,6 +16,7 @@ from mask_rcnn_jax.memory import peak_rss_mb
 from mask_rcnn_jax.models.build import init_variables, prepare_for_gpu, resolve_precision
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch
+from mask_rcnn_jax.training.low_rank import add_adapters
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step
 
 WARM_UP = 3  # untimed calls
@@ -38,6 +39,8 @@ def train(
     mesh, model = mesh or make_mesh(), inputs.recipe_model(recipe)
     variables = init_variables(model, recipe.train.seed)
     batch_size = recipe.train.batch_size
+    lora, backbone = recipe.optim.lora, model.backbone
+    variables["params"] = add_adapters(variables["params"], lora, backbone, recipe.train.seed)
     distillation, teacher = inputs.recipe_teacher(recipe, model)
     step, tx = inputs.recipe_step(
         recipe, model, variables["params"], mesh, batch_size, distillation

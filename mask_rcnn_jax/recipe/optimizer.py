@@ -10,6 +10,30 @@ DECAY_ON = ("kernel", "bias", "scale", "kernel_bias", "other")
 
 
 @dataclass(frozen=True)
+class LowRank:
+    """Low-rank adapters (Hu et al., "LoRA", 2022): kernels that stay as they are, but for
+    alpha / rank times the product of two small matrices, which are trained.
+
+    Attributes:
+        rank: of the product, such as 8; 0 adapts nothing.
+        alpha: how strong the product is, times the rank.
+        kernels: patterns of dense layers and convolutions, as `optim.freeze` has them; the default
+            are the layers around the attention of a transformer.
+    """
+
+    rank: int = 0
+    alpha: float = 16.0
+    kernels: tuple[str, ...] = ("backbone/*/attn",)
+
+    def __post_init__(self):
+        parts.check_at_least(self, rank=0)
+        if not self.alpha > 0:
+            raise ValueError(f"alpha is {self.alpha}, expected above 0")
+        if not self.kernels:
+            raise ValueError("kernels is (), expected patterns; a rank of 0 adapts nothing")
+
+
+@dataclass(frozen=True)
 class Optimizer:
     """SGD with momentum or AdamW, and what reaches it.
 
@@ -36,6 +60,7 @@ class Optimizer:
             of the layer, and batch norms still follow the data.
         group_lasso: times a channel's filters divided by their norm, added as `weight_decay` is, so
             that hardly used channels fall to 0 and `prune` finds them; 0 leaves them alone.
+        lora: low-rank adapters, which learn whatever `freeze` names.
     """
 
     name: Literal["sgd", "adamw"] = "sgd"
@@ -51,6 +76,7 @@ class Optimizer:
     clip_norm: float = 0.0
     freeze: tuple[str, ...] = ()
     group_lasso: float = 0.0
+    lora: LowRank = LowRank()
 
     def __post_init__(self):
         if unknown := set(self.decay_on) - set(DECAY_ON):
@@ -66,6 +92,9 @@ class Optimizer:
         for name in ("clip_value", "clip_norm", "group_lasso"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 0")
+        if self.group_lasso and self.lora.rank:
+            pulled = "which pulls channels that optim.lora.rank keeps from learning; set one to 0"
+            raise ValueError(f"group_lasso is {self.group_lasso}, {pulled}")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from mask_rcnn_jax.disk import check_room
+from mask_rcnn_jax.ops.low_rank import adapters, merge, split_again
 from mask_rcnn_jax.recipe.stopping import main_ap, measure
 from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.loss_scale import LossScaleState
@@ -26,6 +27,7 @@ from mask_rcnn_jax.weights.run_checkpoint import checkpoint_steps, newest_intact
 
 # What is being written or deleted has such a name; both orbax and we leave them when killed.
 LEFTOVERS = ("tmp.*", "*.orbax-checkpoint-tmp*")
+ADAPTERS = "adapters"  # low-rank ones, and their kernels without them
 
 
 class Checkpoints:
@@ -133,6 +135,8 @@ class Checkpoints:
             if "opt_state" not in str(error) or "structure" not in str(error):
                 raise
             raise _optimizer_error(folder) from error
+        if kept := arrays.pop(ADAPTERS, {}):
+            arrays["params"] = split_again(arrays["params"], kept)
         restored = dataclasses.replace(state, **arrays)
         restored = _scaled_as(state.opt_state, restored)
         shapes, expected = (list(map(np.shape, jax.tree.leaves(t))) for t in (restored, state))
@@ -187,7 +191,8 @@ class Checkpoints:
         draft, target = self._folder / f"tmp.{step}", self._folder / str(step)
         self._workdir.mkdir(parents=True, exist_ok=True)
         # Of a disk that is full in mid-write, tensorstore prints a traceback for each array.
-        check_room(self._workdir, sum(array.nbytes for array in jax.tree.leaves(state)))
+        fields = _fields(state)
+        check_room(self._workdir, sum(array.nbytes for array in jax.tree.leaves(fields)))
         # The other processes take no part, so orbax must not wait for them.
         alone = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
         handler = ocp.CompositeCheckpointHandler(
@@ -196,7 +201,7 @@ class Checkpoints:
         )
         try:
             with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
-                item = ocp.args.StandardSave(_fields(state))
+                item = ocp.args.StandardSave(fields)
                 checkpointer.save(draft, ocp.args.Composite(state=item))
             checksums.write_checksums(draft)
             if os.path.lexists(target):  # not of this run, whose steps are saved once
@@ -232,8 +237,14 @@ class Checkpoints:
 
 
 def _fields(state: TrainState, saved: Container[str] = ()) -> dict:
-    """The fields of a state by name; no average where none is kept, unless one is in `saved`."""
+    """The fields of a state by name; no average where none is kept, unless one is in `saved`.
+
+    `params` are those that a model takes; `ADAPTERS` is what a run goes on with.
+    """
     fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    if kept := adapters(state.params):
+        params = jax.tree.map(np.asarray, merge(state.params))
+        fields |= {"params": params, ADAPTERS: kept}
     if not state.average and "average" not in saved:
         del fields["average"]
     return fields

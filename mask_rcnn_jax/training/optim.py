@@ -11,9 +11,10 @@ from flax import linen as nn
 
 from mask_rcnn_jax.models.build import build_model, resolve_precision
 from mask_rcnn_jax.models.protocols import BackboneLike, ability
+from mask_rcnn_jax.ops.low_rank import LORA
 from mask_rcnn_jax.pruning.channel_groups import Group, find_groups
 from mask_rcnn_jax.recipe.optimizer import Optimizer
-from mask_rcnn_jax.training.freezing import check_freeze, matches, names_of
+from mask_rcnn_jax.training.freezing import check_freeze, frozen_leaves, names_of
 from mask_rcnn_jax.training.loss_scale import dynamic_loss_scale
 from mask_rcnn_jax.training.sparsity import add_group_lasso
 
@@ -143,16 +144,13 @@ def train_only(
     frozen: tuple[str, ...],
     freeze: tuple[str, ...] = (),
 ) -> optax.GradientTransformation:
-    """An optimizer that leaves frozen layers of the backbone as they are, and what `freeze` names.
+    """An optimizer that leaves frozen layers of the backbone as they are, what `freeze` names, and
+    kernels with adapters.
 
     frozen: prefixes of the layers' names. freeze: see `recipe.optimizer.Optimizer`.
     """
-
-    def label(path, _) -> str:
-        is_frozen = _is_frozen(path, frozen) or matches(names_of(path), freeze)
-        return "frozen" if is_frozen else "trained"
-
-    labels = jax.tree_util.tree_map_with_path(label, params)
+    leaves = frozen_leaves(params, freeze, frozen)
+    labels = jax.tree.map(lambda is_frozen: "frozen" if is_frozen else "trained", leaves)
     return optax.partition({"trained": tx, "frozen": optax.set_to_zero()}, labels)
 
 
@@ -179,6 +177,8 @@ def _decays(
     names: tuple[str, ...], paths: set, *, decay_on: tuple[str, ...], exempt: tuple[str, ...]
 ) -> bool:
     *layer, name = names
+    if layer[-1:] == [LORA]:
+        name = "kernel"
     if layer[:1] == ["backbone"] and not set(exempt).isdisjoint(names[1:]):
         return False
     if name == "bias" and "kernel_bias" in decay_on and (*layer, "kernel") in paths:
@@ -213,10 +213,3 @@ def _layer_rates(decay: float, backbone: Any) -> optax.GradientTransformation:
         return update * decay ** (heads - number)
 
     return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scaled, updates))
-
-
-def _is_frozen(path, prefixes: tuple[str, ...]) -> bool:
-    """Whether a parameter belongs to a layer of the backbone with one of these prefixes."""
-    module, layer = (key.key for key in path[:2])
-    starts = (layer == prefix or layer.startswith(f"{prefix}_") for prefix in prefixes)
-    return module == "backbone" and any(starts)

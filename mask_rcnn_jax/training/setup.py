@@ -45,6 +45,7 @@ from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.terminal.safe_text import cut
 from mask_rcnn_jax.training import processes
+from mask_rcnn_jax.training.low_rank import add_adapters
 from mask_rcnn_jax.training.optim import build_optimizer
 from mask_rcnn_jax.training.step import TrainState
 from mask_rcnn_jax.training.teacher import inherit
@@ -283,7 +284,10 @@ def initial_state(
         variables = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), variables)
     else:
         variables = init_variables(model, recipe.train.seed, variables)
-    tx = build_optimizer(recipe, schedule, variables["params"], model.backbone, optimizer)
+    lora, backbone = recipe.optim.lora, model.backbone
+    params = add_adapters(variables["params"], lora, backbone, recipe.train.seed)
+    variables = {**variables, "params": params}
+    tx = build_optimizer(recipe, schedule, params, backbone, optimizer)
     return TrainState.start(variables, tx, recipe.train), tx
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 from flax import struct
 
+from mask_rcnn_jax.ops.low_rank import merge
 from mask_rcnn_jax.recipe.averaging import NO_AVERAGE, WeightAverage
 from mask_rcnn_jax.training.loss_scale import LossScaleState
 
@@ -20,6 +21,8 @@ class TrainState:
     """All that changes while training; `step` counts finished optimizer steps.
 
     Attributes:
+        params: the model's, with adapters beside their kernels, see `ops.low_rank`; those of
+            `variables` and `average` have them in the kernels.
         metrics: of the state that `train` returns, the last value of each name in metrics.jsonl,
             such as `loss/total` and `ap/mask`, without `perf/`. Otherwise {}: it is no part of the
             tree, and what is computed from a state has not been measured.
@@ -40,8 +43,8 @@ class TrainState:
     ) -> Self:
         """The state of step 0."""
         params, batch_stats = variables["params"], variables["batch_stats"]
-        average = averaging.start({"params": params, "batch_stats": batch_stats})
-        return cls(jnp.int32(0), params, batch_stats, tx.init(params), average)
+        start = cls(jnp.int32(0), params, batch_stats, tx.init(params))
+        return dataclasses.replace(start, average=averaging.start(start.variables))
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -61,7 +64,7 @@ class TrainState:
 
     @property
     def variables(self) -> dict:
-        return {"params": self.params, "batch_stats": self.batch_stats}
+        return {"params": merge(self.params), "batch_stats": self.batch_stats}
 
     @property
     def evaluated(self) -> dict:

@@ -1,7 +1,7 @@
 """The jitted steps: train, validation loss and prediction, each one XLA program on all devices."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,11 +17,12 @@ from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.outputs import TrainOutputs
 from mask_rcnn_jax.ops import losses
 from mask_rcnn_jax.ops.losses import LossOptions
+from mask_rcnn_jax.ops.low_rank import merge
 from mask_rcnn_jax.recipe.averaging import NO_AVERAGE, WeightAverage
 from mask_rcnn_jax.structures import Batch, Detections
 from mask_rcnn_jax.training.distill import Distillation
 from mask_rcnn_jax.training.flip import random_flip
-from mask_rcnn_jax.training.freezing import without_gradients
+from mask_rcnn_jax.training.freezing import apply_updates, trained_leaves, with_frozen
 from mask_rcnn_jax.training.loss_scale import LossScaleState
 from mask_rcnn_jax.training.optim import injected_rate
 from mask_rcnn_jax.training.own_losses import add_losses
@@ -101,8 +102,8 @@ def make_train_step(
         mirror = options.keypoint_mirror
         batch = flip(batch, flip_keys, options.flip_probability, keypoint_mirror=mirror)
 
-        def loss_fn(params):
-            params = without_gradients(params, options.freeze)
+        def loss_fn(trained):
+            params = merge(with_frozen(trained, state.params))
             variables = {"params": params, "batch_stats": state.batch_stats}
             outputs, updated = forward(variables, batch, model_keys)
             terms = _terms(model, options.loss, outputs, batch)
@@ -110,7 +111,8 @@ def make_train_step(
                 terms = distillation.add(terms, teacher, batch, outputs, state.step)
             return state.loss_scale * terms["loss/total"], (terms, updated.get("batch_stats"))
 
-        grads, (terms, batch_stats) = jax.grad(loss_fn, has_aux=True)(state.params)
+        trained = trained_leaves(state.params, options.freeze)
+        grads, (terms, batch_stats) = jax.grad(loss_fn, has_aux=True)(trained)
         # Changes, so that averaging leaves fixed statistics exactly as they are.
         moved = optax.tree.sub(batch_stats, state.batch_stats) if batch_stats else None
         return grads, terms, moved
@@ -155,12 +157,12 @@ def _update(
     rate = injected_rate(opt_state) if schedule is None else schedule(updates_done)
     if rate is not None:
         metrics["lr"] = jnp.asarray(rate, jnp.float32)
-    params = optax.apply_updates(state.params, updates)
-    variables = {"params": params, "batch_stats": batch_stats}
-    average = averaging.update(state.average, variables, updates_done)
+    params = apply_updates(state.params, updates)
+    new = TrainState(state.step + 1, params, batch_stats, opt_state, state.average)
+    average = averaging.update(state.average, new.variables, updates_done)
     if scaling:
         average = optax.tree.where(skipped, state.average, average)
-    return TrainState(state.step + 1, params, batch_stats, opt_state, average), metrics
+    return replace(new, average=average), metrics
 
 
 def compiler_options(mesh: Mesh | AbstractMesh) -> dict[str, Any] | None:

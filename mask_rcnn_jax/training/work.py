@@ -26,6 +26,7 @@ from mask_rcnn_jax.training.distill import Distillation
 from mask_rcnn_jax.training.freezing import check_freeze
 from mask_rcnn_jax.training.limits import crowd_line, limit_lines
 from mask_rcnn_jax.training.loggers import Logger, Loggers, open_loggers
+from mask_rcnn_jax.training.low_rank import abstract_adapters
 from mask_rcnn_jax.training.own_losses import OwnLoss, resolve_losses
 from mask_rcnn_jax.training.setup import (
     check_processes,
@@ -117,8 +118,10 @@ def prepare(
     recipe = replace(recipe, data=data, train=set_steps(data, recipe.train, train_set))
     counts = image_counts(recipe.model.classifier, data, train_set)
     model = make_model(recipe, len(train_set.class_names), recipe.train.remat, counts)
-    if recipe.optim.freeze:
-        check_freeze(recipe.optim.freeze, abstract_variables(model)["params"])
+    if recipe.optim.freeze or recipe.optim.lora.rank:
+        params = abstract_variables(model)["params"]
+        params = abstract_adapters(params, recipe.optim.lora, model.backbone)
+        check_freeze(recipe.optim.freeze, params)
     schedule = recipe.schedule() if optimizer is None else None
     distillation, teacher = open_teacher(recipe, model, train_set.class_names)
     if distillation is not None:

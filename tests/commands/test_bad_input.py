@@ -271,6 +271,10 @@ CONFIG_FAULTS = {
         {"optim.freeze": ("fnp/*",)},
         ["optim.freeze has 'fnp/*', which matches no parameter; did you mean fpn"],
     ),
+    "adapters of a trunk without attention": (
+        {"optim.lora.rank": 4},
+        ["optim.lora.kernels has 'backbone/*/attn', which matches no kernel; "],
+    ),
     "a loss that is not there": ({"loss.own": ("no_module_of_mine:loss",)}, ["no_module_of_mine"]),
     "images of another set": (
         {"data.train_images": str(RECIPE.parent)},
