@@ -31,6 +31,7 @@ NAMES = [
     "coco_mmdet",
     "coco_nvidia_pytorch",
     "coco_nvidia_tf1",
+    "coco_swin",
     "coco_tao",
     "coco_torchvision",
     "coco_vitdet",

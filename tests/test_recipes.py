@@ -31,6 +31,7 @@ VARIANTS = ("coco:buckets", "coco_detectron2:3x",
 TRANSFORMERS = ("coco_vitdet", "coco_vitdet:l", "coco_vitdet:h", "coco_vitdet:cascade_b",
                 "coco_vitdet:cascade_l", "coco_vitdet:cascade_h")  # fmt: skip
 CONVNEXTS = ("coco_convnext", "coco_convnext:small")
+SWINS = ("coco_swin", "coco_swin:tiny_1x", "coco_swin:small")
 REGNETS = ("coco_detectron2:lsj_100ep_regnetx_4gf", "coco_detectron2:lsj_400ep_regnety_4gf")
 OTHERS = ("coco_mmdet", "dense", "dense:scratch", "dense:small", "finetune", "lvis", "nuclei",
           "quickstart")  # fmt: skip
@@ -45,12 +46,12 @@ def recipe(name: str):
 
 
 @pytest.mark.parametrize(
-    "name", [*SYSTEMS, *VARIANTS, *TRANSFORMERS, *CONVNEXTS, *REGNETS, *OTHERS]
+    "name", [*SYSTEMS, *VARIANTS, *TRANSFORMERS, *CONVNEXTS, *SWINS, *REGNETS, *OTHERS]
 )
 def test_every_recipe_has_the_same_entries(name):
     config, reference = recipe(name).to_dict(), recipe("coco").to_dict()
     ours, theirs = flatten(config).keys(), flatten(reference).keys()
-    if name in (*TRANSFORMERS, *CONVNEXTS, *REGNETS):
+    if name in (*TRANSFORMERS, *CONVNEXTS, *SWINS, *REGNETS):
         others = OTHER_PARTS if name in TRANSFORMERS else OTHER_PARTS[:1]
         ours, theirs = ({n for n in names if not n.startswith(others)} for names in (ours, theirs))
     if name in TRANSFORMERS:
@@ -67,7 +68,7 @@ def test_every_recipe_has_the_same_entries(name):
         *KINDS,
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in (*VARIANTS, *TRANSFORMERS, *CONVNEXTS, *REGNETS, *OTHERS)
+            for name in (*VARIANTS, *TRANSFORMERS, *CONVNEXTS, *SWINS, *REGNETS, *OTHERS)
             if name not in KINDS
         ),
     ],
@@ -129,6 +130,21 @@ def test_the_trunks_of_convnext(name, blocks, layers):
     model = make_model(recipe(f"coco_convnext{name}"), 80)
     assert sum(model.backbone.depths) == blocks and model.backbone.num_layers == layers
     assert (model.backbone.width, model.backbone.layer_scale) == (96, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs", "decays"), [("", 36, (27, 33)), (":tiny_1x", 12, (8, 11))]
+)
+def test_the_schedule_of_swin(name, epochs, decays):
+    """Warmed up over 500 steps from a thousandth; norms and positions do not decay."""
+    config = recipe(f"coco_swin{name}")
+    schedule = config.schedule()
+    for step, rate in ((0, 1e-7), (500, 1e-4), (decays[0] * 7330 - 1, 1e-4),
+                       (decays[0] * 7330, 1e-5), (decays[1] * 7330, 1e-6)):  # fmt: skip
+        assert float(schedule(step)) == pytest.approx(rate, rel=1e-3), step
+    assert config.train.steps == epochs * 7330 and config.optim.weight_decay == 0.05
+    backbone = make_model(config, 80).backbone
+    assert {"position_bias", "norm1", "down3_norm", "output2_norm"} < {*backbone.exempt_from_decay}
 
 
 @pytest.mark.parametrize("name", ["coco_detectron2:cascade_3x", "coco_vitdet:cascade_b"])
@@ -209,7 +225,9 @@ def test_regnets_differ_from_the_strong_resnet_in_their_trunk_alone(name):
     assert parts.to_section(config.model.backbone) == backbone
 
 
-@pytest.mark.parametrize("name", [*VARIANTS, *TRANSFORMERS[1:], *CONVNEXTS[1:], *REGNETS])
+@pytest.mark.parametrize(
+    "name", [*VARIANTS, *TRANSFORMERS[1:], *CONVNEXTS[1:], *SWINS[1:], *REGNETS]
+)
 def test_a_variant_differs_and_an_unknown_one_is_refused(name):
     stem = name.partition(":")[0]
     assert recipe(name) != recipe(stem)

@@ -1,4 +1,4 @@
-"""Small detectors with other trunks, ViTDet with a cascade, ConvNeXt, RegNet and MobileNetV4:
+"""Small detectors with other trunks, ViTDet with a cascade, ConvNeXt, Swin, RegNet and MobileNetV4:
 trained, on two devices, in half precision, and exported."""
 
 import functools
@@ -30,6 +30,7 @@ from tests.helpers import assert_finite_tree, tiny_batch, tiny_config
 
 VIT = dict(width=32, depth=3, num_heads=2, global_blocks=(2,), window=3, image_size=64)
 CONVNEXT = dict(depths=(1, 1, 1, 1), width=8, layer_scale=1.0, drop_path=0.5)
+SWIN = dict(depths=(2, 1, 1, 1), width=8, num_heads=(1, 2, 2, 4), windows=(3, 3, 2, 2))
 REGNET = dict(depth=6, initial_width=8, slope=8.0, multiplier=2.0, group_width=8, se_ratio=0.25)
 
 
@@ -57,6 +58,19 @@ def convnext(**changes):
     return config
 
 
+def swin(name="swin"):
+    config = tiny_config()
+    config.model.backbone = named_section("backbone", name, **SWIN, drop_path=0.5)
+    config.loss.update(rpn_cls_average="budget", rpn_box_average="budget")
+    config.optim.update(name="adamw", layer_decay=0.95, weight_decay=0.05)
+    config.optim.decay_on = ("kernel", "bias", "scale", "other")
+    return config
+
+
+def swin_v2():
+    return swin("swin_v2")
+
+
 def regnet(norm="affine"):
     config = tiny_config()
     trunk = REGNET | dict(norm=norm, frozen_stages=0)
@@ -77,7 +91,7 @@ def synced_regnet():
     return regnet("sync_batch")
 
 
-every = pytest.mark.parametrize("trunk", [vitdet, convnext, regnet, mobilenet])
+every = pytest.mark.parametrize("trunk", [vitdet, convnext, swin, swin_v2, regnet, mobilenet])
 
 
 @functools.cache
@@ -113,6 +127,8 @@ def batch():
     [
         (vitdet, [("pos_embed",), ("block2", "attn", "rel_pos_h")]),
         (convnext, [("stem_conv", "kernel"), ("res5_0", "gamma"), ("output2_norm", "scale")]),
+        (swin, [("res2_1", "attn", "position_bias"), ("down3_reduction", "kernel")]),
+        (swin_v2, [("res2_1", "attn", "logit_scale"), ("res5_0", "attn", "q_bias")]),
     ],
 )
 def test_dropped_paths_are_a_function_of_the_step(trunk, trained, batch):
@@ -132,7 +148,7 @@ def test_dropped_paths_are_a_function_of_the_step(trunk, trained, batch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trunk", [vitdet, convnext, synced_regnet])
+@pytest.mark.parametrize("trunk", [vitdet, convnext, swin, synced_regnet])
 def test_two_devices_drop_what_one_does(trunk, batch):
     (_, first), (_, second) = (one_step(trunk, batch, devices=n) for n in (1, 2))
     for name in ("loss/rpn_cls", "loss/rpn_box"):  # normalized alike on any number of devices

@@ -28,6 +28,8 @@ from mask_rcnn_jax.models.roi_heads import BoxHead, MaskHead
 from mask_rcnn_jax.models.rpn import RPN, RPNHead
 from mask_rcnn_jax.models.sampling import RoISampling
 from mask_rcnn_jax.models.simple_pyramid import SimplePyramid
+from mask_rcnn_jax.models.swin import Swin
+from mask_rcnn_jax.models.swin_v2 import SwinV2
 from mask_rcnn_jax.models.vit import ViT
 from mask_rcnn_jax.ops.anchors import AnchorGrid
 from mask_rcnn_jax.ops.boxes import BoxCoder
@@ -60,7 +62,7 @@ def no_head(**section: Any) -> None:
 BUILDERS: dict[str, dict[str, Callable]] = {
     "backbone": {
         **{"resnet": ResNet, "regnet": RegNet, "vit": ViT, "convnext": ConvNeXt},
-        "mobilenetv4": MobileNetV4,
+        **{"swin": Swin, "swin_v2": SwinV2, "mobilenetv4": MobileNetV4},
     },
     "fpn": {"fpn": FPN, "simple": SimplePyramid},
     "box_head": {"two_fc": BoxHead, "conv_fc": BoxHead},

@@ -205,6 +205,7 @@ class Dense(nn.Module):
     kernel_init: nn.initializers.Initializer
     bias_init: nn.initializers.Initializer
     dtype: DTypeLike | None = None  # None: promoted from x and the kernel
+    use_bias: bool = True
 
     output_axis = -1  # of the kernel
 
@@ -212,9 +213,12 @@ class Dense(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map [.., C] to [.., features]."""
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
-        bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
+        bias = None
+        if self.use_bias:
+            bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
         x, kernel = nn.dtypes.promote_dtype(x, kernel, dtype=self.dtype)
-        return add_bias(self.contract(x, kernel), bias)
+        y = self.contract(x, kernel)
+        return y if bias is None else add_bias(y, bias)
 
     def contract(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
         """Multiply [.., C] by a kernel [C, features]."""

@@ -18,6 +18,9 @@ from mask_rcnn_jax.weights.layout import (
     check_groups,
     check_norm,
     convert_norm,
+    fold_patches,
+    is_merging,
+    join_attention,
     to_our_layout,
     to_torch_layout,
     unit_variance,
@@ -71,6 +74,8 @@ def to_flax(
     for theirs, path in paths.items():
         module, leaf = path.rsplit("/", 1)
         array = np.asarray(arrays[theirs], np.float32)
+        if source.unfolds and is_merging(module):
+            array = fold_patches(array)
         if _is_norm(module):
             parts_of.setdefault(module, {})[leaf] = array
         else:
@@ -79,9 +84,10 @@ def to_flax(
             if leaf in LAYER_LEAVES:
                 kind = as_box_head(module)
                 array = to_our_layout(kind, theirs, array, source, class_agnostic)
-            elif leaf == "gamma":
-                array = array.reshape(-1)  # torchvision's is [C, 1, 1]
+            elif leaf in ("gamma", "logit_scale"):
+                array = array.reshape(-1)  # torchvision's are [C, 1, 1]
             params[path] = array
+    join_attention(params)
     wanted = {part: section.get("norm") for part, section in sections.items()} | {"backbone": norm}
     wanted["cascade"] = wanted["box_head"]
     for module, parts in parts_of.items():

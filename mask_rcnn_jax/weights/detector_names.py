@@ -7,7 +7,9 @@ from mask_rcnn_jax.weights.trunk_names import (
     Rows,
     convnext,
     detectron2_resnet,
+    mmdetection_swin,
     regnet,
+    swin,
     torch_resnet,
     vit,
 )
@@ -126,22 +128,49 @@ MASKRCNN_BENCHMARK: Rows = (
     ("roi_heads.mask.predictor.conv5_mask", "mask_head/mask_deconv"),
     ("roi_heads.mask.predictor.mask_fcn_logits", "mask_head/mask_predictor"),
 )
+
+
+def _mmdetection_box_head(stage: str, ours: str) -> Rows:
+    """Return rows for a box head; stage: its number in a cascade, or ""."""
+    head = f"roi_head.bbox_head.{stage}." if stage else "roi_head.bbox_head."
+    return (
+        (head + "shared_convs.{fcn-1}.conv", ours + "/conv{fcn}"),
+        (head + "shared_convs.{fcn-1}.bn", ours + "/norm{fcn}"),
+        (head + "shared_fcs.{fc-1}", ours + "/fc{fc}"),
+        (head + "fc_cls", ours + "/cls_score"),
+        (head + "fc_reg", ours + "/bbox_pred"),
+    )
+
+
+def _mmdetection_mask_head(stage: str, ours: str) -> Rows:
+    """Return rows for a mask head; stage: as above."""
+    head = f"roi_head.mask_head.{stage}." if stage else "roi_head.mask_head."
+    return (
+        (head + "convs.{fcn-1}.conv", ours + "/mask_fcn{fcn}"),
+        (head + "upsample", ours + "/mask_deconv"),
+        (head + "conv_logits", ours + "/mask_predictor"),
+    )
+
+
 _MMDETECTION_HEADS: Rows = (
     ("neck.lateral_convs.{level-2}.conv", "fpn/fpn_lateral{level}"),
     ("neck.fpn_convs.{level-2}.conv", "fpn/fpn_output{level}"),
     ("rpn_head.rpn_conv", "rpn_head/conv"),
     ("rpn_head.rpn_cls", "rpn_head/objectness_logits"),
     ("rpn_head.rpn_reg", "rpn_head/anchor_deltas"),
-    ("roi_head.bbox_head.shared_fcs.{fc-1}", "box_head/fc{fc}"),
-    ("roi_head.bbox_head.fc_cls", "box_head/cls_score"),
-    ("roi_head.bbox_head.fc_reg", "box_head/bbox_pred"),
-    ("roi_head.mask_head.convs.{fcn-1}.conv", "mask_head/mask_fcn{fcn}"),
-    ("roi_head.mask_head.upsample", "mask_head/mask_deconv"),
-    ("roi_head.mask_head.conv_logits", "mask_head/mask_predictor"),
+    *_mmdetection_box_head("", "box_head"),
+    *_mmdetection_box_head("0", "box_head"),
+    *_mmdetection_box_head("{cascade}", "cascade/heads_{cascade-1}"),
+    *_mmdetection_mask_head("", "mask_head"),
+    *_mmdetection_mask_head("{mask}", "mask_head/heads_{mask}"),
 )
 MMDETECTION: Rows = (*torch_resnet("backbone."), *_MMDETECTION_HEADS)
 _CONVNEXT, MMDETECTION_CONVNEXT_TABLES = convnext("backbone.")
 MMDETECTION_CONVNEXT: Rows = (*_CONVNEXT, *_MMDETECTION_HEADS)
+_SWIN, SWIN_TABLES = swin("backbone.")
+SWIN: Rows = (*_SWIN, *_MMDETECTION_HEADS)
+_SWIN, MMDETECTION_SWIN_TABLES = mmdetection_swin("backbone.")
+MMDETECTION_SWIN: Rows = (*_SWIN, *_MMDETECTION_HEADS)
 _NVIDIA_TF2_BLOCK = "resnet50/group_{stage-1}/block_{block}/"
 NVIDIA_TF2: Rows = (
     ("resnet50/stem", "backbone/stem_conv"),

@@ -29,6 +29,7 @@ HEADS = tuple(
     """.split()
 )
 DETECTOR = BACKBONE + HEADS
+SWIN = ("backbone.windows",)
 CASCADE = ("cascade.fg_iou_thresh", "cascade.weight_factors")  # of detectron2's models with one
 
 ANTIALIAS = "data.antialias"
@@ -100,6 +101,12 @@ EXPECTED = {
     "dinov3_convnext": Expected("coco_convnext", INPUT),
     "timm_convnext": Expected("coco_convnext", INPUT),
     "mmdetection_convnext": Expected("coco_convnext", (*INPUT, *HEADS)),
+    **dict.fromkeys(
+        ("torchvision_swin", "timm_swin", "swin", "transformers_swin", "mmpretrain_swin"),
+        Expected("coco_swin", INPUT),
+    ),
+    "mmdetection_swin": Expected("coco_swin", (*SWIN, *INPUT, *HEADS)),
+    "swin_detection": Expected("coco_swin", (*SWIN, *INPUT, *HEADS)),
     "detectron2_resnet": Expected("coco_detectron2", BACKBONE, ("input.mean",)),
     "detectron_msra": Expected(
         "coco_nvidia_pytorch", BACKBONE, ("input.mean", "backbone.norm_eps")
@@ -220,7 +227,7 @@ def _recipe(source: str, model: Mapping[str, Any]) -> str:
 def _mmdetection_entries(config: str) -> dict[str, Any]:
     """Our entries for the backbone, the colors and the resizing that a config of mmdetection names;
     {} if it names no backbone of ours."""
-    if not re.search(r"\btype='(?:ResNet|\w+\.ConvNeXt)'", config):
+    if not re.search(r"\btype='(?:ResNet|\w+\.ConvNeXt|SwinTransformer)'", config):
         return {}
     style = re.search(r"\bstyle='(\w+)'", config)
     rgb = re.search(r"\b(?:bgr_to_rgb|to_rgb)=(True|False)", config)

@@ -62,6 +62,35 @@ def to_torch_layout(module: str, array: np.ndarray, source: Source) -> np.ndarra
     return array.transpose({4: (3, 2, 0, 1), 2: (1, 0)}.get(array.ndim))
 
 
+def is_merging(module: str) -> bool:
+    """Whether a layer is of Swin's between two stages, which merge patches of 2 x 2 cells."""
+    return re.fullmatch(r"backbone/down\d_(norm|reduction)", module) is not None
+
+
+def fold_patches(array: np.ndarray) -> np.ndarray:
+    """Order inputs [.., 4 C] of torch's Unfold (channel, row, column) as Swin's (column, row,
+    channel)."""
+    cells = array.reshape(*array.shape[:-1], -1, 2, 2)
+    return np.moveaxis(cells, (-1, -3), (-3, -1)).reshape(array.shape)
+
+
+def join_attention(params: dict[str, np.ndarray]) -> None:
+    """Join queries, keys and values where a file has layers of their own for them, and leave keys
+    without a bias where the attention is by cosine."""
+    for path in [path for path in params if path.endswith("attn/query/kernel")]:
+        module, kinds = path.removesuffix("query/kernel"), ("query", "key", "value")
+        for leaf in ("kernel", "bias"):
+            found = [params.pop(f"{module}{kind}/{leaf}", None) for kind in kinds]
+            if found[1] is not None:
+                params[f"{module}qkv/{leaf}"] = np.concatenate(found, axis=-1)
+            elif found[0] is not None:
+                params[f"{module}q_bias"], params[f"{module}v_bias"] = found[0], found[2]
+    for path in [path for path in params if path.endswith("attn/logit_scale")]:
+        module = path.removesuffix("logit_scale")
+        if (bias := params.pop(f"{module}qkv/bias", None)) is not None:
+            params[f"{module}q_bias"], _, params[f"{module}v_bias"] = np.split(bias, 3)
+
+
 def convert_norm(
     module: str, parts: Mapping[str, np.ndarray], norm: str, eps: float, has_eps: bool
 ) -> tuple[dict, dict]:

@@ -15,7 +15,14 @@ from mask_rcnn_jax.weights.trunk_names import Rows
 
 # Ranges of the numbers in templates, inclusive.
 RANGES = {"stage": (2, 5), "block": (0, 99), "conv": (1, 3)}
-RANGES |= {"level": (2, 5), "fcn": (1, 8), "fc": (1, 2), "rpn": (2, 8), "cascade": (1, 9)}
+RANGES |= {
+    "level": (2, 5),
+    "fcn": (1, 8),
+    "fc": (1, 2),
+    "rpn": (2, 8),
+    "cascade": (1, 9),
+    "mask": (0, 9),
+}
 TORCH_PARTS = {".weight": "kernel", ".bias": "bias"}
 TF_PARTS = {"/kernel": "kernel", "/bias": "bias"}
 
@@ -42,6 +49,8 @@ class Source:
         deltas: box regression order, "xy" (dx, dy, dw, dh) or "yx" (dy, dx, dh, dw).
         has_eps: whether batch norm adds an epsilon to the variance.
         tables: rows of arrays that are no kernels, biases or norms, and have our layout.
+        unfolds: whether Swin's patches are merged in the order of torch's Unfold, mmdetection's
+            way, with a channel's four cells side by side.
     """
 
     title: str
@@ -55,6 +64,7 @@ class Source:
     deltas: str = "xy"
     has_eps: bool = True
     tables: Rows = ()
+    unfolds: bool = False
 
 
 # Both files are called R-50.pkl. Detectron's holds detectron2's four arrays folded into two.
@@ -71,6 +81,13 @@ _CONVNEXT, _CONVNEXT_TABLES = trunks.convnext("[backbone.]")
 _TORCHVISION_CONVNEXT, _TORCHVISION_CONVNEXT_TABLES = trunks.torchvision_convnext()
 _DINOV3_CONVNEXT, _DINOV3_CONVNEXT_TABLES = trunks.huggingface_convnext("[model.]")
 _TIMM_CONVNEXT, _TIMM_CONVNEXT_TABLES = trunks.timm_convnext()
+_SWIN, _SWIN_TABLES = trunks.swin("[backbone.]")
+_TIMM_SWIN, _TIMM_SWIN_TABLES = trunks.swin("", "{stage-2}")
+_MMPRETRAIN_SWIN, _MMPRETRAIN_SWIN_TABLES = trunks.mmdetection_swin("[backbone.]")
+_TORCHVISION_SWIN, _TORCHVISION_SWIN_TABLES = trunks.torchvision_swin()
+_TRANSFORMERS_SWIN, _TRANSFORMERS_SWIN_TABLES = trunks.transformers_swin()
+# Constants of Swin that follow from the sizes.
+_SWIN_BUFFERS = r".*\.(relative_position_index|relative_coords_table|attn_mask|k_bias)"
 _TF: dict[str, Any] = {"parts": TF_PARTS, "norm_parts": TF_NORM_PARTS, "layout": "tf"}
 _CAFFE2_OPTIONS: dict[str, Any] = {"parts": {"_w": "kernel"}, "unused": _CAFFE2_UNUSED}
 
@@ -168,6 +185,46 @@ SOURCES = {
         trunks.timm_mobilenetv4(),
         unused=r".*\.num_batches_tracked|(blocks\.4\.0|conv_head|norm_head|classifier)\..*",
     ),
+    "torchvision_swin": Source(
+        "torchvision's Swin",
+        ("features.1.0.attn.qkv.weight",),
+        _TORCHVISION_SWIN,
+        unused=rf"(norm|head)\..*|{_SWIN_BUFFERS}",
+        tables=_TORCHVISION_SWIN_TABLES,
+    ),
+    "timm_swin": Source(
+        "timm's Swin",
+        ("layers.3.downsample.reduction.weight",),
+        _TIMM_SWIN,
+        unused=rf"(norm|head)\..*|{_SWIN_BUFFERS}",
+        tables=_TIMM_SWIN_TABLES,
+    ),
+    "swin": Source(
+        "the Swin of its paper",
+        ("layers.0.downsample.reduction.weight", "backbone.layers.0.downsample.reduction.weight"),
+        _SWIN,
+        unused=rf"(norm|head)\..*|{_SWIN_BUFFERS}",
+        tables=_SWIN_TABLES,
+    ),
+    "transformers_swin": Source(
+        "transformers' Swin",
+        tuple(
+            f"{prefix}embeddings.patch_embeddings.projection.weight"
+            for prefix in ("", "swin.", "swinv2.")
+        ),
+        _TRANSFORMERS_SWIN,
+        unused=rf"(swin\.|swinv2\.)?(layernorm\..*|embeddings\.mask_token)|classifier\..*|"
+        rf"{_SWIN_BUFFERS}",
+        tables=_TRANSFORMERS_SWIN_TABLES,
+    ),
+    "mmpretrain_swin": Source(
+        "mmpretrain's Swin",
+        ("patch_embed.projection.weight", "backbone.patch_embed.projection.weight"),
+        _MMPRETRAIN_SWIN,
+        unused=rf"(norm|head)\..*|{_SWIN_BUFFERS}",
+        tables=_MMPRETRAIN_SWIN_TABLES,
+        unfolds=True,
+    ),
     "detectron2_resnet": Source(
         "detectron2's ResNet",
         ("stem.conv1.weight", "backbone.bottom_up.stem.conv1.weight"),
@@ -207,6 +264,23 @@ SOURCES = {
         detectors.MMDETECTION_CONVNEXT,
         background="last",
         tables=detectors.MMDETECTION_CONVNEXT_TABLES,
+    ),
+    "mmdetection_swin": Source(
+        "mmdetection's Mask R-CNN with a Swin",
+        ("neck.lateral_convs.0.conv.weight",),
+        detectors.MMDETECTION_SWIN,
+        unused=rf".*\.num_batches_tracked|{_SWIN_BUFFERS}",
+        background="last",
+        tables=detectors.MMDETECTION_SWIN_TABLES,
+        unfolds=True,
+    ),
+    "swin_detection": Source(
+        "the Mask R-CNN of Swin's paper",
+        ("neck.lateral_convs.0.conv.weight",),
+        detectors.SWIN,
+        unused=rf".*\.num_batches_tracked|{_SWIN_BUFFERS}",
+        background="last",
+        tables=detectors.SWIN_TABLES,
     ),
     "google_resnet": Source(
         "Google's TensorFlow ResNet-50",

@@ -155,6 +155,97 @@ def timm_mobilenetv4() -> Rows:
     return (*rows, *((theirs + name, ours + path) for name, path in layers))
 
 
+def swin(prefix: str, merge: str = "{stage-3}") -> tuple[Rows, Rows]:
+    """Return rows and tables for the paper's Swin and timm's.
+
+    merge: number of the stage that a patch merging belongs to, the one before it or behind it.
+    """
+    theirs, ours = prefix + "layers.{stage-2}.blocks.{block}.", "backbone/res{stage}_{block}/"
+    down = f"{prefix}layers.{merge}.downsample."
+    layers = [("norm1", "norm1"), ("norm2", "norm2"), ("mlp.fc1", "fc1"), ("mlp.fc2", "fc2")]
+    rows, tables = _swin_attention(theirs + "attn.", ours)
+    return (
+        (prefix + "patch_embed.proj", "backbone/stem_conv"),
+        (prefix + "patch_embed.norm", "backbone/stem_norm"),
+        (down + "norm", "backbone/down{stage}_norm"),
+        (down + "reduction", "backbone/down{stage}_reduction"),
+        (prefix + "norm{stage-2}", "backbone/output{stage}_norm"),
+        *((theirs + name, ours + path) for name, path in layers),
+        *rows,
+    ), tables
+
+
+def _swin_attention(theirs: str, ours: str, positions: str = "cpb_mlp") -> tuple[Rows, Rows]:
+    """Return rows and tables for the attention of both versions of Swin."""
+    rows = [(f"{theirs}{name}", f"{ours}attn/{name}") for name in ("qkv", "proj")]
+    rows += [(f"{theirs}{positions}.{2 * i - 2}", f"{ours}attn/position_fc{i}") for i in (1, 2)]
+    names = {"relative_position_bias_table": "position_bias"}
+    names |= {name: name for name in ("logit_scale", "q_bias", "v_bias")}
+    tables = tuple((theirs + name, f"{ours}attn/{path}") for name, path in names.items())
+    return tuple(rows), tables
+
+
+def mmdetection_swin(prefix: str) -> tuple[Rows, Rows]:
+    """Return rows and tables for mmdetection's Swin and mmpretrain's."""
+    theirs, ours = prefix + "stages.{stage-2}.blocks.{block}.", "backbone/res{stage}_{block}/"
+    down = prefix + "stages.{stage-3}.downsample."
+    layers = [("norm1", "norm1"), ("norm2", "norm2")]
+    layers += [("ffn.layers.0.0", "fc1"), ("ffn.layers.1", "fc2")]
+    rows, tables = _swin_attention(theirs + "attn.w_msa.", ours)
+    return (
+        (prefix + "patch_embed.projection", "backbone/stem_conv"),
+        (prefix + "patch_embed.norm", "backbone/stem_norm"),
+        (down + "norm", "backbone/down{stage}_norm"),
+        (down + "reduction", "backbone/down{stage}_reduction"),
+        (prefix + "norm{stage-2}", "backbone/output{stage}_norm"),
+        *((theirs + name, ours + path) for name, path in layers),
+        *rows,
+    ), tables
+
+
+def torchvision_swin() -> tuple[Rows, Rows]:
+    """Return rows and tables for torchvision's Swin."""
+    rows = [("features.0.0", "backbone/stem_conv"), ("features.0.2", "backbone/stem_norm")]
+    layers = [("norm1", "norm1"), ("norm2", "norm2"), ("mlp.0", "fc1"), ("mlp.3", "fc2")]
+    tables: list[tuple[str, str]] = []
+    for stage, number in zip((2, 3, 4, 5), (1, 3, 5, 7), strict=True):
+        for name in ("norm", "reduction") if stage > 2 else ():
+            rows.append((f"features.{number - 1}.{name}", f"backbone/down{stage}_{name}"))
+        theirs, ours = f"features.{number}.{{block}}.", f"backbone/res{stage}_{{block}}/"
+        attention, of_attention = _swin_attention(theirs + "attn.", ours)
+        rows += [(theirs + name, ours + path) for name, path in layers]
+        rows += attention
+        tables += of_attention
+    return tuple(rows), tuple(tables)
+
+
+def transformers_swin() -> tuple[Rows, Rows]:
+    """Return rows and tables for transformers' Swin: its files, and version 5 in memory."""
+    prefix = "[swin.][swinv2.]"
+    layer = prefix + "encoder.layers."
+    theirs, ours = layer + "{stage-2}.blocks.{block}.", "backbone/res{stage}_{block}/"
+    down = layer + "{stage-3}.downsample."
+    layers = [("layernorm_before", "norm1"), ("layernorm_after", "norm2")]
+    layers += [("intermediate.dense", "fc1"), ("output.dense", "fc2")]
+    layers.append(("attention.output.dense", "attn/proj"))
+    layers += [(f"attention.self.{name}", f"attn/{name}") for name in ("query", "key", "value")]
+    layers += [(f"attention.{name[0]}_proj", f"attn/{name}") for name in ("query", "key", "value")]
+    layers += [("attention.o_proj", "attn/proj"), ("mlp.fc1", "fc1"), ("mlp.fc2", "fc2")]
+    attention = theirs + "attention.self."
+    rows, tables = _swin_attention(attention, ours, "continuous_position_bias_mlp")
+    table = "attention.relative_position_bias.relative_position_bias_table"
+    tables = (*tables, (theirs + table, ours + "attn/position_bias"))
+    return (
+        (prefix + "embeddings.patch_embeddings.projection", "backbone/stem_conv"),
+        (prefix + "embeddings.norm", "backbone/stem_norm"),
+        (down + "norm", "backbone/down{stage}_norm"),
+        (down + "reduction", "backbone/down{stage}_reduction"),
+        ("hidden_states_norms.stage{stage-1}", "backbone/output{stage}_norm"),
+        *((theirs + name, ours + path) for name, path in layers),
+        *rows,
+    ), tables
+
+
 def google_resnet50() -> Rows:
     """Return rows numbered in creation order: a stage's first block creates its shortcut first."""
     layers = [("stem_conv", "stem_norm")]

@@ -18,6 +18,7 @@ TRUNKS = {
         depth=6, initial_width=8, slope=8.0, multiplier=2.0, group_width=8
     ),
     "coco_convnext": dict(depths=(1, 1, 2, 1), width=8),
+    "coco_swin": dict(depths=(2, 1, 2, 1), width=8, num_heads=(1, 2, 2, 4)),
 }
 
 

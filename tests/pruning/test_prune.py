@@ -105,6 +105,19 @@ def convnext():
     return config
 
 
+def swin():
+    config = tiny_config()
+    sizes = dict(depths=(1, 1, 1, 1), width=8, num_heads=(1, 2, 2, 4), windows=(3, 3, 2, 2))
+    config.model.backbone = named_section("backbone", "swin", **sizes)
+    return config
+
+
+def swin_v2():
+    config = swin()
+    config.model.backbone.name = "swin_v2"
+    return config
+
+
 def vitdet():
     config = tiny_config()
     sizes = dict(width=32, depth=2, num_heads=2, global_blocks=(1,), window=3, image_size=64)
@@ -182,7 +195,7 @@ def with_zeros(variables, groups, kept):
 
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
-SLOW = [strong, grouped, resnext, regnet, mobilenet, cascade, convnext, vitdet]
+SLOW = [strong, grouped, resnext, regnet, mobilenet, cascade, convnext, swin, swin_v2, vitdet]
 
 
 @pytest.mark.parametrize("make", [basic, *map(slow, SLOW)])
@@ -217,6 +230,8 @@ def test_a_pruned_model_computes_what_zeros_would(make):
         slow(mobilenet, {"backbone/res4_1/pw_exp": 48, "backbone/res3_0": 24, "backbone/res5": 32}),
         slow(cascade, {"box_head/fc1": 32, "cascade/heads_1/fc2": 32}),
         slow(convnext, {"backbone/res3_0/fc1": 64}),
+        slow(swin, {"backbone/res3_0/fc1": 64}),
+        slow(swin_v2, {"backbone/res5_0/fc1": 256}),
         slow(vitdet, {"backbone/block1/fc1": 128, "mask_head/mask_deconv": 32}),
     ],
 )
@@ -228,7 +243,7 @@ def test_parts_declare_their_channels(make, expected):
     if make is basic:
         assert "backbone/stem" not in groups  # the first stage adds the stem's map
         assert not any("conv2" in name for name in groups if name.startswith("backbone"))
-    if make in (convnext, vitdet):  # layer norm looks at all other channels
+    if make in (convnext, swin, swin_v2, vitdet):  # layer norm looks at all other channels
         assert all(name.endswith("/fc1") for name in groups if name.startswith("backbone"))
 
 

@@ -1,0 +1,321 @@
+"""Swin transformers (Liu et al., "Swin Transformer: Hierarchical Vision Transformer using Shifted
+Windows", 2021) returning C2..C5."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jax.typing import DTypeLike
+
+from mask_rcnn_jax import parts
+from mask_rcnn_jax.models.channels import Channels, Widths, make_channels, narrow
+from mask_rcnn_jax.models.conv import Conv, Dense
+from mask_rcnn_jax.models.drop_path import drop_path, fold_in
+from mask_rcnn_jax.models.norm import LayerNorm
+from mask_rcnn_jax.ops.extent import ValidExtent
+
+STAGES = 4
+PATCH = 4  # pixels per side
+MLP_RATIO = 4
+EPS = 1e-5  # of norms
+OTHER_WINDOW = -1e9  # logit of keys that a query does not see
+
+normal = nn.initializers.truncated_normal(0.02)
+_NORMS = ("norm1", "norm2", "stem_norm")
+_NORMS += tuple(f"down{stage}_norm" for stage in (3, 4, 5))
+NORMS = _NORMS + tuple(f"output{stage}_norm" for stage in (2, 3, 4, 5))
+
+
+class Swin(nn.Module):
+    """Swin transformer without the classifier, with a norm behind each of its four maps.
+
+    A map ends in whole windows: behind a block's first norm, zeros fill the rest of the last ones,
+    and attention sees them, as in mmdetection. So do places outside the extent that lie in its last
+    windows; it sees nothing beyond them, and maps are those of an image padded to the extent alone,
+    whatever the canvas. Every second block shifts its windows, also where one covers a whole side
+    of the map, as in mmdetection; torchvision and transformers do not shift them there.
+
+    Attributes:
+        depths: blocks of each of the four stages.
+        width: channels of the first stage; each stage doubles them.
+        num_heads: attention heads in each stage.
+        windows: side of a window in each stage; cells.
+        drop_path: probability in training that the last block's branches are left out for an image
+            (stochastic depth, Huang et al., 2016); it falls to 0 at the first block.
+        exempt_from_decay: names of layers and parameters that `optim.weight_decay` leaves alone.
+        remat: recompute each block from its input in the backward pass.
+        widths: channels where `prune` left fewer, by name, such as (("res2_0/fc1", 128),); (): all.
+    """
+
+    depths: tuple[int, ...] = (2, 2, 6, 2)
+    width: int = 96
+    num_heads: tuple[int, ...] = (3, 6, 12, 24)
+    windows: tuple[int, ...] = (7, 7, 7, 7)
+    drop_path: float = 0.2
+    exempt_from_decay: tuple[str, ...] = ("position_bias", *NORMS)
+    dtype: DTypeLike = jnp.float32
+    remat: bool = False
+    widths: Widths = ()
+
+    trains_batch_stats = False
+    post_norm = False  # norms are behind layers, not before
+
+    def __post_init__(self):
+        for name, least in (("depths", 1), ("num_heads", 1), ("windows", 2)):
+            values = getattr(self, name)
+            if len(values) != STAGES or min(values) < least:
+                expected = f"{STAGES} numbers of at least {least}"
+                raise ValueError(f"{name} is {values}, expected {expected}")
+        parts.check_at_least(self, width=1)
+        for stage, heads in enumerate(self.num_heads):
+            if (channels := self.width * 2**stage) % heads:
+                expected = f"a divisor of {channels} channels"
+                raise ValueError(f"num_heads is {self.num_heads}, expected {expected} for {heads}")
+        if not 0 <= self.drop_path < 1:
+            raise ValueError(f"drop_path is {self.drop_path}, expected at least 0 and below 1")
+        narrow(self.prunable, self.widths)
+        super().__post_init__()
+
+    @property
+    def prunable(self) -> dict[str, Channels]:
+        """The channels between each block's fully connected layers; norms look at all others."""
+        return {
+            f"res{stage}_{i}/fc1": make_channels(MLP_RATIO * self.width * 2 ** (stage - 2))
+            for stage, depth in enumerate(self.depths, start=2)
+            for i in range(depth)
+        }
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers for `optim.layer_decay`: that of blocks."""
+        return sum(self.depths)
+
+    def layer_id(self, name: str) -> int:
+        """Number of a layer: 0 for the stem, then one per block, as in SimMIM.
+
+        Layers between two stages count to the block before; the norms of the maps learn as fast as
+        the heads.
+        """
+        kind, _, rest = name.partition("_")
+        if kind == "stem":
+            return 0
+        if kind.startswith("output"):
+            return self.num_layers + 1
+        before = sum(self.depths[: int(kind[-1]) - 2])
+        return before + 1 + int(rest) if kind.startswith("res") else before
+
+    @nn.nowrap
+    def make_attention(self, stage: int, shift: int) -> Callable[..., nn.Module]:
+        """Return what makes the attention of a block of a stage, 2 to 5."""
+        heads, window = self.num_heads[stage - 2], self.windows[stage - 2]
+        return partial(Attention, heads, window, shift, self.dtype)
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,
+        *,
+        train: bool,
+        keys: jax.Array | None = None,
+        extent: ValidExtent | None = None,
+    ) -> list[jax.Array]:
+        """Map normalized images [B, H, W, 3] to C2..C5.
+
+        keys: [B] PRNG keys for `drop_path`; None leaves nothing out.
+        """
+        norm = partial(LayerNorm, epsilon=EPS, dtype=self.dtype)
+        options: dict[str, Any] = dict(kernel_init=normal, dtype=self.dtype)
+        make_block = nn.remat(Block) if self.remat else Block
+        numbers = enumerate(np.linspace(0, self.drop_path, sum(self.depths)).tolist())
+        keys = keys if train else None
+        channels = narrow(self.prunable, self.widths)
+        x = pad_to(x.astype(self.dtype), PATCH)
+        x = Conv(self.width, (PATCH, PATCH), PATCH, name="stem_conv", **options)(x)
+        x = norm(name="stem_norm")(x)
+        features, cells = [], None
+        for stage, depth in enumerate(self.depths, start=2):
+            if stage > 2:
+                x = merge_patches(mask(x, cells), f"down{stage}", self.post_norm, self.dtype)
+            cells = None if extent is None or extent.size is None else extent.cells(2**stage)
+            for i in range(depth):
+                number, rate = next(numbers)
+                name = f"res{stage}_{i}"
+                shift = self.windows[stage - 2] // 2 * (i % 2)
+                hidden = channels[f"{name}/fc1"].count
+                attend, dtype = self.make_attention(stage, shift), self.dtype
+                block = make_block(attend, rate, hidden, self.post_norm, dtype, name=name)
+                x = block(x, cells, None if keys is None else fold_in(keys, number))
+            features.append(norm(name=f"output{stage}_norm")(x))
+        return features
+
+
+class Block(nn.Module):
+    """Attention and two fully connected layers, each beside a shortcut, with norms before or behind
+    them."""
+
+    attend: Callable[..., nn.Module]  # makes the layer of attention
+    drop_rate: float
+    hidden: int  # channels between the fully connected layers
+    post_norm: bool
+    dtype: DTypeLike
+
+    @nn.compact
+    def __call__(self, x: jax.Array, cells: jax.Array | None, keys: jax.Array | None) -> jax.Array:
+        """Map [B, H, W, C] to the same shape.
+
+        cells: [2] int32, valid rows and columns, the others hold zeros; None: all. keys: [B], see
+        `Swin`.
+        """
+        norm = partial(LayerNorm, epsilon=EPS, dtype=self.dtype)
+        dense = partial(Dense, kernel_init=normal, bias_init=nn.initializers.zeros)
+        attend = self.attend(name="attn")
+
+        def mlp(y: jax.Array) -> jax.Array:
+            y = dense(self.hidden, name="fc1", dtype=self.dtype)(y)
+            y = nn.gelu(y.astype(jnp.float32), approximate=False)
+            return dense(x.shape[-1], name="fc2", dtype=self.dtype)(y.astype(self.dtype))
+
+        branches = [lambda y: attend(mask(y, cells), cells), mlp]
+        for i, branch in enumerate(branches):
+            layer = norm(name=f"norm{i + 1}")
+            y = layer(branch(x)) if self.post_norm else branch(layer(x))
+            x = x + drop_path(y, self.drop_rate, keys, i)
+        return x
+
+
+class Attention(nn.Module):
+    """Multi-head attention in windows, with a learned bias for each distance of two cells."""
+
+    heads: int
+    window: int
+    shift: int  # of the windows to the lower right; cells
+    dtype: DTypeLike
+
+    @nn.compact
+    def __call__(self, x: jax.Array, cells: jax.Array | None) -> jax.Array:
+        """Map [B, H, W, C], zero outside `cells`, to the same shape."""
+        windows, labels = to_windows(x, self.window, self.shift, cells)
+        query, key, value = self.project(windows)
+        logits = jnp.einsum("wqhc,wkhc->whqk", query, key, preferred_element_type=jnp.float32)
+        logits = logits + self.position_bias()[None]
+        if labels is not None:
+            sees = labels[:, :, None] == labels[:, None]
+            by_image = logits.reshape(-1, len(labels), *logits.shape[1:])
+            by_image = jnp.where(sees[None, :, None], by_image, OTHER_WINDOW)
+            logits = by_image.reshape(logits.shape)
+        share = nn.softmax(logits).astype(self.dtype)
+        y = jnp.einsum("whqk,wkhc->wqhc", share, value).reshape(windows.shape)
+        dense = partial(Dense, kernel_init=normal, bias_init=nn.initializers.zeros)
+        y = dense(x.shape[-1], dtype=self.dtype, name="proj")(y)
+        return from_windows(y, self.window, self.shift, x.shape)
+
+    def project(self, windows: jax.Array) -> tuple[jax.Array, ...]:
+        """Return queries, keys and values [N, T, heads, c] of windows [N, T, C]."""
+        dense = partial(Dense, kernel_init=normal, bias_init=nn.initializers.zeros)
+        channels = windows.shape[-1]
+        qkv = dense(3 * channels, dtype=self.dtype, name="qkv")(windows)
+        query, key, value = split_heads(qkv, self.heads)
+        return query * (channels // self.heads) ** -0.5, key, value
+
+    def position_bias(self) -> jax.Array:
+        """Return what is added to the logits of queries and keys, [heads, T, T] float32."""
+        shape = ((2 * self.window - 1) ** 2, self.heads)
+        table = self.param("position_bias", normal, shape, jnp.float32)
+        return jnp.moveaxis(table[distances(self.window)], -1, 0)
+
+
+def merge_patches(x: jax.Array, name: str, post_norm: bool, dtype: DTypeLike) -> jax.Array:
+    """Map [B, H, W, C] to [B, H / 2, W / 2, 2 C], in the caller's scope; zeros fill odd sides.
+
+    The four cells of a patch are upper left, lower left, upper right, lower right.
+    """
+    x = pad_to(x, 2)
+    x = jnp.concatenate([x[:, i::2, j::2] for j in (0, 1) for i in (0, 1)], axis=-1)
+    norm = LayerNorm(epsilon=EPS, dtype=dtype, name=f"{name}_norm")
+    options: dict[str, Any] = dict(kernel_init=normal, bias_init=nn.initializers.zeros)
+    reduce = Dense(
+        x.shape[-1] // 2, use_bias=False, dtype=dtype, name=f"{name}_reduction", **options
+    )
+    return norm(reduce(x)) if post_norm else reduce(norm(x))
+
+
+def to_windows(
+    x: jax.Array, window: int, shift: int, cells: jax.Array | None
+) -> tuple[jax.Array, jax.Array | None]:
+    """Divide [B, H, W, C] into windows [B * n, window * window, C], padded with zeros.
+
+    Shifted windows that leave the map go on at its other end. The second array [n, window * window]
+    labels the cells of one image: those of a window with one label see each other; None: all do.
+    """
+    x = pad_to(x, window)
+    labels = None
+    if shift:
+        x = jnp.roll(x, (-shift, -shift), (1, 2))
+        rows, columns = (
+            _labels(side, window, shift, None if cells is None else cells[axis])
+            for axis, side in enumerate(x.shape[1:3])
+        )
+        labels = _divide((4 * rows[:, None] + columns[None])[None, :, :, None], window)[..., 0]
+    return _divide(x, window), labels
+
+
+def from_windows(windows: jax.Array, window: int, shift: int, shape: tuple[int, ...]) -> jax.Array:
+    """Invert `to_windows` for maps of that shape."""
+    _, height, width, channels = shape
+    rows, columns = (-(-side // window) for side in (height, width))
+    x = windows.reshape(-1, rows, columns, window, window, channels).swapaxes(2, 3)
+    x = x.reshape(-1, rows * window, columns * window, channels)
+    x = jnp.roll(x, (shift, shift), (1, 2)) if shift else x
+    return x[:, :height, :width]
+
+
+def _divide(x: jax.Array, window: int) -> jax.Array:
+    batch, height, width, channels = x.shape
+    x = x.reshape(batch, height // window, window, width // window, window, channels)
+    return x.swapaxes(2, 3).reshape(-1, window * window, channels)
+
+
+def _labels(side: int, window: int, shift: int, valid: jax.Array | None) -> jax.Array:
+    """Label the rows, or columns, of a shifted map: 1 for those from its other end, 2 more for
+    those behind the last window with a valid one."""
+    places = np.arange(side)
+    labels = jnp.asarray((places >= side - shift).astype(np.int32))
+    if valid is None:
+        return labels
+    end = -(-valid // window) * window
+    return labels + 2 * (jnp.asarray((places + shift) % side) >= end)
+
+
+def split_heads(qkv: jax.Array, heads: int) -> list[jax.Array]:
+    """Split [N, T, 3 C] into three [N, T, heads, C / heads]."""
+    qkv = qkv.reshape(*qkv.shape[:2], 3, heads, -1)
+    return [qkv[:, :, i] for i in range(3)]
+
+
+def distances(window: int) -> np.ndarray:
+    """Return the row [T, T] of a table of distances for each query and key of a window: row by row
+    from (1 - window, 1 - window) to (window - 1, window - 1), query minus key."""
+    places = np.indices((window, window)).reshape(2, -1)
+    rows, columns = places[:, :, None] - places[:, None] + window - 1
+    return rows * (2 * window - 1) + columns
+
+
+def mask(x: jax.Array, cells: jax.Array | None) -> jax.Array:
+    """Zero a map [B, H, W, C] outside its valid rows and columns [2]; None: all are."""
+    if cells is None:
+        return x
+    rows, columns = (
+        jnp.arange(side) < count for side, count in zip(x.shape[1:3], cells, strict=True)
+    )
+    return jnp.where((rows[:, None] & columns[None])[None, :, :, None], x, 0)
+
+
+def pad_to(x: jax.Array, multiple: int) -> jax.Array:
+    """Pad a map [B, H, W, C] at the lower right, with zeros, to multiples of a number of cells."""
+    height, width = x.shape[1:3]
+    pads = ((0, 0), (0, -height % multiple), (0, -width % multiple), (0, 0))
+    return jnp.pad(x, pads) if height % multiple or width % multiple else x

@@ -1,0 +1,94 @@
+"""Swin transformers of the second version (Liu et al., "Swin Transformer V2: Scaling Up Capacity
+and Resolution", 2022)."""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from mask_rcnn_jax.models.conv import Dense
+from mask_rcnn_jax.models.swin import NORMS, STAGES, Attention, Swin, distances, normal, split_heads
+
+HIDDEN = 512  # channels between the layers that compute positions
+MOST_SCALE = 100.0  # what multiplies cosines, at most
+LEAST_LENGTH = 1e-12  # of queries and keys
+
+
+class SwinV2(Swin):
+    """Swin transformer whose attention takes the cosine of queries and keys, whose biases are a
+    function of two cells' distance on a logarithmic scale, and whose norms are behind layers.
+
+    Otherwise as `Swin`: norms behind the four maps, padding, extent and shifts.
+
+    Attributes:
+        pretrained_windows: side of the window in each stage that positions were learned with, where
+            it is another one than now; 0: as in `windows`.
+    """
+
+    windows: tuple[int, ...] = (8, 8, 8, 8)
+    pretrained_windows: tuple[int, ...] = (0, 0, 0, 0)
+    exempt_from_decay: tuple[str, ...] = ("position_fc1", "position_fc2", "logit_scale", *NORMS)
+
+    post_norm = True
+
+    def __post_init__(self):
+        sides = self.pretrained_windows
+        if len(sides) != STAGES or any(side == 1 or side < 0 for side in sides):
+            expected = f"{STAGES} numbers, 0 or at least 2"
+            raise ValueError(f"pretrained_windows is {sides}, expected {expected}")
+        super().__post_init__()
+
+    @nn.nowrap
+    def make_attention(self, stage: int, shift: int) -> Callable[..., nn.Module]:
+        """Return what makes the attention of a block of a stage, 2 to 5."""
+        at = stage - 2
+        heads, window = self.num_heads[at], self.windows[at]
+        learned = self.pretrained_windows[at] or window
+        return partial(CosineAttention, heads, window, shift, self.dtype, learned)
+
+
+class CosineAttention(Attention):
+    """Attention in windows by the cosine of queries and keys, times a number per head."""
+
+    learned: int  # side of the window that positions were learned with
+
+    def project(self, windows: jax.Array) -> tuple[jax.Array, ...]:
+        """Return queries, keys and values [N, T, heads, c] of windows [N, T, C]; keys have no
+        bias."""
+        channels, zeros = windows.shape[-1], nn.initializers.zeros
+        layer = Dense(3 * channels, normal, zeros, self.dtype, use_bias=False, name="qkv")
+        biases = [self.param(f"{kind}_bias", zeros, (channels,), jnp.float32) for kind in "qv"]
+        bias = jnp.concatenate([biases[0], jnp.zeros_like(biases[0]), biases[1]])
+        qkv = layer(windows).astype(jnp.float32) + bias[None, None]
+        query, key, value = split_heads(qkv, self.heads)
+        scale = self.param("logit_scale", nn.initializers.constant(np.log(10)), (self.heads,))
+        scale = jnp.exp(jnp.minimum(scale, np.log(MOST_SCALE)))
+        query = unit(query) * scale[None, None, :, None]
+        return tuple(x.astype(self.dtype) for x in (query, unit(key), value))
+
+    def position_bias(self) -> jax.Array:
+        """Return what is added to the logits of queries and keys, [heads, T, T] float32."""
+        zeros = nn.initializers.zeros
+        x = log_distances(self.window, self.learned)
+        x = nn.relu(Dense(HIDDEN, normal, zeros, jnp.float32, name="position_fc1")(x))
+        last = Dense(self.heads, normal, zeros, jnp.float32, use_bias=False, name="position_fc2")
+        table = 16 * nn.sigmoid(last(x))
+        return jnp.moveaxis(table[distances(self.window)], -1, 0)
+
+
+def unit(x: jax.Array) -> jax.Array:
+    """Divide float32 vectors [.., c] by their lengths; zeros stay zeros."""
+    square = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
+    return x * jax.lax.rsqrt(jnp.maximum(square, LEAST_LENGTH**2))
+
+
+def log_distances(window: int, learned: int) -> jax.Array:
+    """Return the distances [(2 * window - 1)^2, 2] of two cells of a window, rows first, float32:
+    linear to the side of the window that they were learned with, then of their logarithm."""
+    side = np.arange(1 - window, window) * 8 / (learned - 1)
+    side = np.sign(side) * np.log2(np.abs(side) + 1) / 3
+    grid = np.stack(np.meshgrid(side, side, indexing="ij"), axis=-1)
+    return jnp.asarray(grid.reshape(-1, 2), jnp.float32)
