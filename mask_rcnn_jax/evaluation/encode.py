@@ -99,7 +99,7 @@ def encode_image(
 
 def keypoint_entries(points: np.ndarray) -> dict[str, list[float]]:
     """`keypoints` of a COCO result, x, y and 1 for each of [P, 3] points, and `keypoint_scores`."""
-    values = [value for x, y, _ in points.tolist() for value in (round(x, 3), round(y, 3), 1)]
+    values = [value for x, y, _ in points.tolist() for value in (round(x, 3), round(y, 3), 1.0)]
     scores = [round(score, 4) for score in points[:, 2].tolist()]
     return {"keypoints": values, "keypoint_scores": scores}
 

@@ -31,6 +31,11 @@ LINES = [
                 "category": "cat", "image_id": 3, "category_id": 17, "score": 1e-9,
                 "bbox": [0.0, 1.0, 2.0, 3.0],
             },
+            {
+                "category": "cat", "image_id": 3, "category_id": 17, "score": 0.5,
+                "bbox": [0.0, 1.0, 2.0, 3.0], "keypoints": [1.5, 2.0, 1.0],
+                "keypoint_scores": [0.25], "segmentation": {"size": [4, 5], "counts": "0d0"},
+            },
         ],
     },
     {"file_name": "b.jpg", "image_id": 7, "height": 4, "width": 5, "detections": []},

@@ -55,6 +55,16 @@ def test_scores_of_all_detections_count_where_there_are_some():
     assert StopRule(patience=2).is_stalled(worse)
 
 
+def test_keypoints_come_before_masks():
+    found = {"ap/box": 0.7, "ap/mask": 0.6, "ap/keypoints": 0.5}
+    assert (main_ap(found), measure(found)) == (0.5, "ap/keypoints")
+    rule = StopRule(stop_at_keypoints_ap=0.5, stop_at_box_ap=0.6)
+    assert rule.is_reached(found) and not rule.is_reached(found | {"ap/keypoints": 0.4})
+    assert rule.needs_evaluation() == {"stop_at_box_ap": 0.6, "stop_at_keypoints_ap": 0.5}
+    rows = [found | {"ap/keypoints": value} for value in (0.5, 0.4, 0.4)]
+    assert StopRule(patience=2).is_stalled(rows)
+
+
 def test_boxes_count_where_there_are_no_masks():
     assert main_ap({"ap/box": 0.3}) == 0.3
     assert main_ap({"ap/box": 0.3, "ap/mask": 0.2}) == 0.2

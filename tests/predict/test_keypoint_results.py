@@ -1,0 +1,120 @@
+"""Keypoints of results: selected, written, drawn, and brought to the pixels of the image."""
+
+import json
+
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.annotations.keypoints import PERSON
+from mask_rcnn_jax.data.resize import ResizePlan
+from mask_rcnn_jax.evaluation import visualize
+from mask_rcnn_jax.predict.batches import PreparedImage, _detections
+from mask_rcnn_jax.predict.tiles import as_view, merge_tiles
+from mask_rcnn_jax.serving.service import _entries
+from mask_rcnn_jax.structures import Detections
+from tests.keypoint_set import NAMES
+from tests.predict.test_result import make_result
+
+POINTS = np.array([[(20, 30, 0.9), (40, 32, 0.5), (30.5, 22, 0.1)]] * 4, np.float32)
+LINES = [
+    {"id": 3, "name": "a", "keypoints": list(NAMES), "skeleton": [[1, 2]]},
+    {"id": 8, "name": "b"},
+]
+
+
+def keypoint_result(**changes):
+    fields = dict(keypoints=POINTS, keypoint_names=NAMES, categories=LINES)
+    return make_result(**fields | changes)
+
+
+def test_rows_are_selected_and_entries_have_pixels_of_coco():
+    result = keypoint_result(keypoint_offset=0.5)
+    moved = POINTS + np.arange(4)[:, None, None]
+    some = keypoint_result(keypoints=moved)[[2, 0]]
+    np.testing.assert_array_equal(some.keypoints, moved[[2, 0]])
+    entry = result.to_coco(7)[0]
+    assert list(entry)[3:] == ["bbox", "keypoints", "keypoint_scores", "segmentation"]
+    assert entry["keypoints"] == [19.5, 29.5, 1, 39.5, 31.5, 1, 30, 21.5, 1]
+    assert entry["keypoint_scores"] == [0.9, 0.5, 0.1]
+    assert json.loads(json.dumps(entry)) == entry
+    assert _entries(result, "none")[0]["keypoints"] == entry["keypoints"]
+    assert "keypoints" not in make_result().to_coco()[0]
+
+
+def test_lines_of_the_skeleton_and_dots_are_drawn():
+    image = np.full((60, 90, 3), 128, np.uint8)
+    options = dict(labels=False, boxes=False, masks=False, min_side=0)
+
+    def drawn(**changes):
+        picture = keypoint_result(image=image, **changes)[:1].plot(**options)
+        return (picture != 128).any(axis=2)
+
+    with_lines, dots = drawn(), drawn(categories=[{"id": 1, "name": "a"}] * 2)
+    assert with_lines[31, 30] and not dots[31, 30]  # between the first two
+    for x, y, _ in POINTS[0]:
+        assert dots[int(y), int(x)] and with_lines[int(y), int(x)]
+    assert dots.sum() < 200
+    assert (
+        not keypoint_result(image=image)[:1]
+        .plot(keypoints=False, **options)
+        .tobytes()
+        .strip(b"\x80")
+    )
+    person = np.tile(POINTS[:, :1], (1, 17, 1))
+    person[:, :, 0] += np.arange(17)
+    keypoint_result(keypoints=person, keypoint_names=PERSON).plot()
+    assert not drawn(keypoints=np.full_like(POINTS, np.nan)).any()
+    large = drawn(keypoints=np.full_like(POINTS, 1e30))  # of a diverged model
+    assert not large.any()
+
+
+def test_enlarged_pictures_have_their_points_in_place():
+    image = np.full((60, 90, 3), 128, np.uint8)
+    options = dict(labels=False, boxes=False, masks=False, min_side=240)
+    picture = keypoint_result(image=image, categories=[{"id": 1, "name": "a"}] * 2)[:1].plot(
+        **options
+    )
+    assert picture.shape == (240, 360, 3)
+    for x, y, _ in POINTS[0]:
+        assert (picture[int(4 * y), int(4 * x)] == 255).all()
+
+
+def test_ground_truth_shows_labelled_points_alone():
+    image = np.full((60, 90, 3), 128, np.uint8)
+    points = np.array([[(20, 30, 2), (0, 0, 0)]])
+    given = image, np.array([[5.0, 5, 70, 50]]), np.array([1]), None, ["a"]
+    plain = visualize.draw_ground_truth(*given, min_side=0)
+    picture = visualize.draw_ground_truth(*given, min_side=0, keypoints=(points, ((0, 1),)))
+    rows, columns = np.nonzero((picture != plain).any(axis=2))
+    assert (rows.min(), columns.min()) > (25, 15) and (rows.max(), columns.max()) < (35, 25)
+
+
+def found(points=POINTS):
+    boxes = np.float32([[8, 10, 40, 44]] * len(points))
+    scores, valid = np.linspace(0.9, 0.6, len(points), dtype=np.float32), np.ones(len(points), bool)
+    classes = np.ones(len(points), np.int32)
+    return Detections(boxes, scores, classes, None, valid, np.array(points))
+
+
+def test_network_pixels_become_those_of_the_image():
+    plan = ResizePlan((64, 128), (60, 120), (2.0, 1.5))
+    image = PreparedImage(np.zeros((30, 80, 3), np.uint8), np.zeros((64, 128, 3), np.uint8), plan)
+    batch = Detections(*(None if x is None else x[None] for x in vars(found()).values()))
+    (one,) = _detections([image], batch)
+    np.testing.assert_allclose(one.keypoints, POINTS / (1.5, 2, 1), rtol=1e-6)
+
+
+def test_points_in_tiles_become_those_of_the_image():
+    windows = [(0, 0, 200, 100), (0, 0, 100, 100), (100, 0, 200, 100)]
+    none = found(POINTS[:0])
+    views = [
+        as_view(one, window, "continuous")
+        for one, window in zip([none, none, found(POINTS[:1])], windows, strict=True)
+    ]
+    fields = merge_tiles(windows, views, "continuous")
+    np.testing.assert_allclose(fields["keypoints"], POINTS[:1] + (100, 0, 0))
+    assert fields["keypoints"].dtype == np.float32
+    without = [view._replace(keypoints=None) for view in views]
+    assert merge_tiles(windows, without, "continuous")["keypoints"] is None
+    with pytest.raises(IndexError):
+        keypoint_result()[9]

@@ -1,0 +1,97 @@
+"""Scores and pictures of keypoints, with a detector that finds what is labelled."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mask_rcnn_jax.config import as_recipe
+from mask_rcnn_jax.data.eval_loader import EvalLoader
+from mask_rcnn_jax.data.options import DataOptions
+from mask_rcnn_jax.evaluation import coco
+from mask_rcnn_jax.recipe.options import EvalOptions
+from mask_rcnn_jax.structures import Detections
+from mask_rcnn_jax.training import evaluator
+from mask_rcnn_jax.training.encoding import Rules
+from mask_rcnn_jax.training.scoring import evaluate_results
+from mask_rcnn_jax.training.step import make_mesh
+from mask_rcnn_jax.training.validation import logged_scores
+from tests.data.test_keypoints import load
+from tests.helpers import tiny_config
+from tests.keypoint_set import NAMES, figure_json
+
+RULES = Rules("continuous", False, False, keypoint_offset=0.5)
+
+
+def predict(_, batch):
+    truth = batch.targets
+    scores = np.where(truth.valid, np.float32(0.9), 0)
+    return Detections(truth.boxes, scores, truth.classes, None, truth.valid, truth.keypoints)
+
+
+@pytest.fixture
+def figures(tmp_path):
+    """The set, and batches of it."""
+    sizes = {"image_size": (128, 192), "resize": "fit", "max_instances": 3}
+    options = DataOptions(**sizes, keypoints=NAMES, keypoint_offset=0.5)
+    dataset = load(tmp_path, offset=0.5)
+    return dataset, EvalLoader(dataset, options, batch_size=2, num_workers=0)
+
+
+def test_what_is_found_is_scored_and_written_in_pixels_of_the_json(figures, tmp_path):
+    dataset, loader = figures
+    found = evaluator.detect(predict, {}, loader, dataset, make_mesh(), RULES)
+    for entry, given in zip(found[0], figure_json()["annotations"], strict=True):
+        labelled = np.reshape(given["keypoints"], (3, 3))[:, 2] > 0
+        points = np.reshape(entry["keypoints"], (3, 3))[labelled, :2]
+        expected = np.reshape(given["keypoints"], (3, 3))[labelled, :2]
+        np.testing.assert_allclose(points, expected, atol=2e-3)  # rounded
+    metrics = evaluator.score_and_write(dataset, found, tmp_path / "out", EvalOptions())
+    assert metrics["keypoints_AP"] == metrics["keypoints_ARmax20"] == 1.0
+    assert logged_scores(metrics, of_categories=True)["ap/keypoints"] == 1.0
+    assert metrics == json.loads((tmp_path / "out/metrics.json").read_text())
+    config = tiny_config()
+    config.data.update(val_json=str(tmp_path / "figures.json"), val_images=str(tmp_path))
+    results = tmp_path / "out/keypoints_results.json"
+    for names in (NAMES, ()):  # of the recipe, or of the json
+        config.data.keypoints = names
+        again = evaluate_results(results, config)
+        assert {name: metrics[name] for name in again if name != "per_category"} == {
+            name: value for name, value in again.items() if name != "per_category"
+        }
+    assert "AP50" not in again and "OKS" in coco.format_table(again)
+
+
+def test_pictures_show_points_on_both_sides(figures, tmp_path):
+    dataset, loader = figures
+    given = {}, loader, dataset, make_mesh()
+    drawn = evaluator.draw_pictures(predict, *given, tmp_path / "with")
+
+    def without(_, batch):
+        return replace(predict(_, batch), keypoints=None)
+
+    plain = evaluator.draw_pictures(without, *given, tmp_path / "without")
+    for name, picture in drawn.items():
+        differs = (picture != plain[name]).any(axis=(0, 2))
+        middle = len(differs) // 2
+        assert differs[middle:].any() and not differs[:middle].any()
+        white = (picture == 255).all(axis=2)[:, : middle - 8]
+        assert white.any()  # dots of the ground truth, on gray
+
+
+def test_recipes_refuse_what_does_not_go_with_keypoints():
+    config = tiny_config()
+    config.data.keypoints = NAMES
+    assert as_recipe(config).data.keypoints == NAMES
+    config.eval.keypoint_sigmas = (0.1, 0.1)
+    with pytest.raises(ValueError, match="2 values, expected one for each of the 3 names"):
+        as_recipe(config)
+    config.eval.keypoint_sigmas = ()
+    config.eval.tta_flip = True
+    with pytest.raises(ValueError, match="expected neither with data.keypoints"):
+        as_recipe(config)
+    config.eval.tta_flip = False
+    config.data.keypoints = ("nose", "nose")
+    with pytest.raises(ValueError, match="'nose' twice"):
+        as_recipe(config)
