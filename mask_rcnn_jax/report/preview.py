@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mask_rcnn_jax import opencv as cv2
-from mask_rcnn_jax.data.dataset import Dataset
+from mask_rcnn_jax.data.dataset import Dataset, keypoints
 from mask_rcnn_jax.data.kinds import build_augment
 from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
 from mask_rcnn_jax.data.options import DataOptions
 from mask_rcnn_jax.data.overview import image_ids
 from mask_rcnn_jax.data.repeat import Repeats
-from mask_rcnn_jax.evaluation.visualize import draw_ground_truth
+from mask_rcnn_jax.evaluation.visualize import Lines, draw_ground_truth
 from mask_rcnn_jax.structures import Batch
 
 COLUMNS, CELL, GAP = 4, 480, 8  # images per row, their longer side and the distance in pixels
@@ -41,8 +41,8 @@ def preview_sheet(
     loader = TrainLoader(dataset, options, order, num_workers=0, augment=augment)
     try:
         frame, names = options.mask_frame, dataset.class_names
-        shown = data.bands.to_rgb
-        cells = [_draw(next(loader), names, frame, shown) for _ in range(count)]
+        shown, lines = data.bands.to_rgb, keypoints(dataset).skeleton
+        cells = [_draw(next(loader), names, frame, shown, lines) for _ in range(count)]
     finally:
         loader.close()
     rows = [_row(cells[start : start + COLUMNS]) for start in range(0, count, COLUMNS)]
@@ -59,6 +59,7 @@ def _draw(
     class_names: Sequence[str],
     mask_frame: str,
     shown: Callable[[np.ndarray], np.ndarray],
+    skeleton: Lines,
 ) -> np.ndarray:
     """Draw the only image of a batch, its longer side scaled to CELL."""
     height, width = batch.image_sizes[0]
@@ -70,8 +71,11 @@ def _draw(
     boxes, masks = targets.boxes[0], targets.masks[0]
     if mask_frame == "image":
         masks = np.array([_inside(box, mask) for box, mask in zip(boxes, masks, strict=True)])
-    classes = targets.classes[0]
-    return draw_ground_truth(image, boxes * scale, classes, masks, class_names, min_side=0)
+    given = image, boxes * scale, targets.classes[0], masks, class_names
+    points = None
+    if targets.keypoints is not None:
+        points = targets.keypoints[0] * (scale, scale, 1), skeleton
+    return draw_ground_truth(*given, min_side=0, keypoints=points)
 
 
 def _inside(box: np.ndarray, mask: np.ndarray) -> np.ndarray:

@@ -6,11 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mask_rcnn_jax.annotations.keypoints import NO_KEYPOINTS as NONE
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.eval_loader import EvalLoader
 from mask_rcnn_jax.data.options import DataOptions
 from mask_rcnn_jax.evaluation import coco
 from mask_rcnn_jax.recipe.options import EvalOptions
+from mask_rcnn_jax.report.preview import preview_sheet
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.training import evaluator
 from mask_rcnn_jax.training.encoding import Rules
@@ -78,6 +80,15 @@ def test_pictures_show_points_on_both_sides(figures, tmp_path):
         assert differs[middle:].any() and not differs[:middle].any()
         white = (picture == 255).all(axis=2)[:, : middle - 8]
         assert white.any()  # dots of the ground truth, on gray
+
+
+def test_previews_show_points_as_they_are_trained_on(figures):
+    dataset, loader = figures
+    given = {"image_size": (128, 192), "resize": "fit", "max_instances": 3, "flip_probability": 0}
+    plain = DataOptions(**given, augment=("horizontal_flip",), keypoints=NAMES)
+    sheet = preview_sheet(plain, dataset, 2)
+    without = preview_sheet(replace(plain, keypoints=()), replace(dataset, keypoints=NONE), 2)
+    assert (sheet != without).any(axis=2).sum() > 100
 
 
 def test_recipes_refuse_what_does_not_go_with_keypoints():
