@@ -38,8 +38,8 @@ class Targets:
     # (0, 0, -1), as are all for an object without polygons or with more than V vertices. V is 0
     # unless the recipe's mask targets use polygons
     polygons: Array
-    # [G, P, 3] float32: x, y in network pixels and v: 1 labelled but hidden, 2 visible; a point
-    # that is not labelled is (0, 0, 0). None where the recipe has no `data.keypoints`
+    # [G, P, 3] float32: x, y in network pixels and v: 1 labeled but hidden, 2 visible; a point
+    # that is not labeled is (0, 0, 0). None where the recipe has no `data.keypoints`
     keypoints: Array | None = None
 
 

@@ -1,6 +1,6 @@
 """Named points of an object: how COCO writes them, and what their names say.
 
-COCO has x, y, v for each point: v is 0 not labelled, 1 labelled but hidden, 2 visible. x and y are
+COCO has x, y, v for each point: v is 0 not labeled, 1 labeled but hidden, 2 visible. x and y are
 indices of pixels, or coordinates; `data.keypoint_offset` says which.
 """
 
@@ -75,7 +75,7 @@ class Layout(NamedTuple):
 
     names: tuple[str, ...]
     own: dict[int | str, tuple[str, ...]]  # the names that each category lists, () if it does not
-    offset: float = 0.0  # added to labelled points
+    offset: float = 0.0  # added to labeled points
 
     @classmethod
     def of(
@@ -100,7 +100,7 @@ class Layout(NamedTuple):
         return keypoints_fault(entry.get("keypoints"), len(own))
 
     def read(self, entry: Mapping[str, Any]) -> np.ndarray:
-        """[P, 3] float32 x, y, v of a sound annotation, zeros for what is not labelled."""
+        """[P, 3] float32 x, y, v of a sound annotation, zeros for what is not labeled."""
         return self.read_all([entry.get("keypoints")], [entry["category_id"]])[0][0]
 
     def pick(self, entry: Mapping[str, Any]) -> list[float]:
@@ -124,9 +124,9 @@ class Layout(NamedTuple):
             given = np.array([values[n] for n in found], np.float64).reshape(-1, len(own), 3)
             sound[found] = _are_sound(given)
             points[found] = given[:, [own.index(name) for name in self.names]]
-        labelled = points[..., 2:] > 0
+        labeled = points[..., 2:] > 0
         points[..., :2] += self.offset
-        return np.where(labelled, points, 0).astype(np.float32), sound
+        return np.where(labeled, points, 0).astype(np.float32), sound
 
 
 def _are_sound(points: np.ndarray) -> np.ndarray:
@@ -157,7 +157,7 @@ def moved(
 ) -> np.ndarray | None:
     """Keypoints [P, 3] after a map of coordinates onto a canvas (height, width).
 
-    Those beyond the canvas are not labelled any more, and are zero as all that are not. A map that
+    Those beyond the canvas are not labeled any more, and are zero as all that are not. A map that
     mirrors changes left and right, by `mirror_places`.
     """
     if points is None:
@@ -170,6 +170,6 @@ def moved(
 
 
 def inside(points: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Keypoints [.., 3], zero beyond an image (height, width) and where they are not labelled."""
+    """Keypoints [.., 3], zero beyond an image (height, width) and where they are not labeled."""
     within = (points[..., :2] >= 0) & (points[..., :2] <= size[::-1])
     return np.where(within.all(axis=-1, keepdims=True) & (points[..., 2:] > 0), points, 0)

@@ -148,7 +148,7 @@ def load_coco(
     images, classes, num_left_out, points = _load_stream(request) or _load_any(request)
     if points.names and require_annotations and not len(images.arrays["keypoints"]):
         expected = f"expected {', '.join(points.names)} of data.keypoints"
-        raise ValueError(f"{json_path}: no annotation has labelled keypoints, {expected}")
+        raise ValueError(f"{json_path}: no annotation has labeled keypoints, {expected}")
     crowds = images.arrays["crowds"]
     if crowds.size and crowds.all():
         logging.warning("%s: %s", json_path, ALL_CROWDS % len(crowds))

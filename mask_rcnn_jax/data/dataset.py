@@ -39,7 +39,7 @@ class Annotation:
     area: float  # covered pixels
     iscrowd: bool = False
     # [P, 3] float32: x, y and v, which is 1 for a hidden point, 2 for a visible one; zeros for one
-    # that is not labelled. None where no keypoints are read.
+    # that is not labeled. None where no keypoints are read.
     keypoints: np.ndarray | None = None
 
     @classmethod

@@ -75,10 +75,10 @@ def _add_labels(
 
 
 def _points_as_json(points: np.ndarray, offset: float) -> dict[str, Any]:
-    labelled = points[:, 2] > 0
-    plain = points - np.outer(labelled, (offset, offset, 0))
+    labeled = points[:, 2] > 0
+    plain = points - np.outer(labeled, (offset, offset, 0))
     values = plain.astype(np.float32).ravel().tolist()
-    return {"keypoints": values, "num_keypoints": int(labelled.sum())}
+    return {"keypoints": values, "num_keypoints": int(labeled.sum())}
 
 
 def _as_json(segmentation: Segmentation) -> list | dict[str, Any]:

@@ -36,10 +36,10 @@ def _oddity(
     if fault := keypoints_fault(values, len(names) if isinstance(names, list) and names else count):
         return "keypoints that data.keypoints cannot use", f": {fault}"
     points = np.reshape(np.array(values, np.float64), (-1, 3))
-    labelled = points[:, 2] > 0
-    if size is not None and (labelled != (inside(points, size)[:, 2] > 0)).any():
-        return "labelled keypoints outside their image, which are not learned from", ""
-    if entry.get("num_keypoints", labelled.sum()) != labelled.sum():
-        text = f" has {entry['num_keypoints']}, and {labelled.sum()} with v above 0"
-        return "another num_keypoints than labelled keypoints", text
+    labeled = points[:, 2] > 0
+    if size is not None and (labeled != (inside(points, size)[:, 2] > 0)).any():
+        return "labeled keypoints outside their image, which are not learned from", ""
+    if entry.get("num_keypoints", labeled.sum()) != labeled.sum():
+        text = f" has {entry['num_keypoints']}, and {labeled.sum()} with v above 0"
+        return "another num_keypoints than labeled keypoints", text
     return "", ""

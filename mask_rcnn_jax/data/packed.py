@@ -26,7 +26,7 @@ class PackedImages(Sequence[ImageRecord]):
     `id_bounds` divide texts. With LVIS's labels also `absent` and `not_exhaustive`, which
     `absent_bounds` and `not_exhaustive_bounds` divide, and `frequencies` of the classes from 0 on.
     With keypoints also `keypoints` [m, P, 3], and their `keypoint_rows` of the objects, -1 for one
-    of which none is labelled.
+    of which none is labeled.
     """
 
     def __init__(self, arrays: SharedArrays):
@@ -123,10 +123,10 @@ class PackedImages(Sequence[ImageRecord]):
     def _keypoints(self, rows: slice | np.ndarray, count: int) -> list[np.ndarray | None]:
         if "keypoints" not in self.arrays:
             return [None] * count
-        labelled = self.arrays["keypoints"]
-        none = np.zeros(labelled.shape[1:], np.float32)
+        labeled = self.arrays["keypoints"]
+        none = np.zeros(labeled.shape[1:], np.float32)
         places = self.arrays["keypoint_rows"][rows].tolist()
-        return [labelled[place] if place >= 0 else none for place in places]
+        return [labeled[place] if place >= 0 else none for place in places]
 
     def _polygons(self, first: int, count: int) -> Segmentation:
         bounds = self.arrays["part_bounds"][first : first + count + 1].tolist()
@@ -220,13 +220,13 @@ class Packer:
         return PackedImages(SharedArrays(arrays))
 
     def _add_points(self, points: np.ndarray | None) -> list[np.ndarray]:
-        """Keep those of objects with labelled ones, and return the column of their rows."""
+        """Keep those of objects with labeled ones, and return the column of their rows."""
         if points is None or not self._points:
             return []
-        labelled = (points[..., 2] > 0).any(axis=1)
+        labeled = (points[..., 2] > 0).any(axis=1)
         first = sum(map(len, self._points))
-        self._points.append(points[labelled].astype(np.float32))
-        return [np.where(labelled, first + np.cumsum(labelled) - 1, -1)]
+        self._points.append(points[labeled].astype(np.float32))
+        return [np.where(labeled, first + np.cumsum(labeled) - 1, -1)]
 
     def _add_columns(self, *columns: np.ndarray) -> None:
         for blocks, column in zip(self._blocks.values(), columns, strict=True):

@@ -64,7 +64,7 @@ def evaluate(
         source: names the results in messages.
 
     Returns:
-        The numbers of METRICS, and the AP of each category id; -1 without labelled keypoints.
+        The numbers of METRICS, and the AP of each category id; -1 without labeled keypoints.
     """
     filled = fill_results(truth, results, source)
     with contextlib.redirect_stdout(io.StringIO()):

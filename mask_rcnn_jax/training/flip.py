@@ -52,7 +52,7 @@ def random_flip(
 def _mirrored_keypoints(
     keypoints: jax.Array, width: jax.Array, mirror: tuple[int, ...]
 ) -> jax.Array:
-    """Keypoints [G, P, 3] of the mirror image; those that are not labelled stay zero."""
+    """Keypoints [G, P, 3] of the mirror image; those that are not labeled stay zero."""
     x, y, v = jnp.moveaxis(keypoints[:, np.array(mirror, int)], -1, 0)
     return jnp.stack([jnp.where(v > 0, width - x, 0), y, v], axis=-1)
 

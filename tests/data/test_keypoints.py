@@ -109,7 +109,7 @@ def test_other_names_and_sets_without_points_are_refused(tmp_path):
     content = figure_json()
     for entry in content["annotations"]:
         entry["keypoints"] = [0] * 9
-    with pytest.raises(ValueError, match="no annotation has labelled keypoints"):
+    with pytest.raises(ValueError, match="no annotation has labeled keypoints"):
         load(tmp_path, content)
 
 
@@ -138,7 +138,7 @@ def test_check_names_what_is_odd_about_keypoints(tmp_path):
     assert not inspect_coco(tmp_path / "figures.json", tmp_path).warnings
     changes = {
         (1, 2, 2): "1 annotations have keypoints that data.keypoints cannot use.*annotation 1: .*9",
-        (1, 2, 2, 97, 9, 1, 0, 0, 0): "1 annotations have labelled keypoints outside.*annotation 1",
+        (1, 2, 2, 97, 9, 1, 0, 0, 0): "1 annotations have labeled keypoints outside.*annotation 1",
         (1, 2, 2, 5, 9, 1, 0, 0, 0): "num_keypoints.*annotation 1 has 3, and 2 with v above 0",
     }
     for points, expected in changes.items():
@@ -148,12 +148,12 @@ def test_check_names_what_is_odd_about_keypoints(tmp_path):
         assert re.search(expected, line), line
 
 
-def test_an_offset_moves_labelled_points_and_is_taken_off_the_ground_truth(tmp_path):
+def test_an_offset_moves_labeled_points_and_is_taken_off_the_ground_truth(tmp_path):
     plain, moved = load(tmp_path), load(tmp_path, offset=0.5)
     for before, after in zip(plain.images, moved.images, strict=True):
         one, other = before.annotations[0].keypoints, after.annotations[0].keypoints
-        labelled = one[:, 2] > 0
-        np.testing.assert_array_equal(other - one, np.outer(labelled, (0.5, 0.5, 0)))
+        labeled = one[:, 2] > 0
+        np.testing.assert_array_equal(other - one, np.outer(labeled, (0.5, 0.5, 0)))
     for dataset in (plain, moved):
         entries = coco_content(merge([dataset], {}))["annotations"]
         given = [entry["keypoints"] for entry in figure_json()["annotations"]]
@@ -216,7 +216,7 @@ def test_turns_keep_sides_and_points_follow_the_pixels():
             np.testing.assert_allclose((x, y), (columns.mean() + 0.5, rows.mean() + 0.5), atol=0.5)
 
 
-def test_what_a_crop_cuts_off_is_not_labelled():
+def test_what_a_crop_cuts_off_is_not_labeled():
     given = example(POINTS)
     crop = FixedSizeCrop((64, 40), boxes="clip").affine(np.random.default_rng(0), given.size)
     left = -crop.matrix[0, 2]

@@ -20,7 +20,7 @@ from tests.keypoint_set import NAMES, figure_json
 
 
 def crowded(count=17, images=7):
-    """Ground truth of people with some points hidden or unlabelled, and noisy results."""
+    """Ground truth of people with some points hidden or unlabeled, and noisy results."""
     rng = np.random.default_rng(3)
     truth, results = [], []
     for n in range(60):
@@ -91,7 +91,7 @@ def test_other_points_have_sigmas_of_the_recipe():
 
 def test_similarity_by_hand():
     """One object of area 1600, one point off by d: exp(-d^2 / (2 * 1600 * (2 sigma)^2)), 0.61 here;
-    the hidden point is exact, the unlabelled one does not count: OKS is 0.80, so AP is 7 / 10."""
+    the hidden point is exact, the unlabeled one does not count: OKS is 0.80, so AP is 7 / 10."""
     truth = figure_json()
     truth["annotations"] = truth["annotations"][:1]
     truth["annotations"][0] |= {"area": 1600, "keypoints": [30, 15, 2, 22, 30, 1, 0, 0, 0]}

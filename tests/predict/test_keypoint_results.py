@@ -79,7 +79,7 @@ def test_enlarged_pictures_have_their_points_in_place():
         assert (picture[int(4 * y), int(4 * x)] == 255).all()
 
 
-def test_ground_truth_shows_labelled_points_alone():
+def test_ground_truth_shows_labeled_points_alone():
     image = np.full((60, 90, 3), 128, np.uint8)
     points = np.array([[(20, 30, 2), (0, 0, 0)]])
     given = image, np.array([[5.0, 5, 70, 50]]), np.array([1]), None, ["a"]

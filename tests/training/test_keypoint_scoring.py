@@ -1,4 +1,4 @@
-"""Scores and pictures of keypoints, with a detector that finds what is labelled."""
+"""Scores and pictures of keypoints, with a detector that finds what is labeled."""
 
 import json
 from dataclasses import replace
@@ -45,9 +45,9 @@ def test_what_is_found_is_scored_and_written_in_pixels_of_the_json(figures, tmp_
     dataset, loader = figures
     found = evaluator.detect(predict, {}, loader, dataset, make_mesh(), RULES)
     for entry, given in zip(found[0], figure_json()["annotations"], strict=True):
-        labelled = np.reshape(given["keypoints"], (3, 3))[:, 2] > 0
-        points = np.reshape(entry["keypoints"], (3, 3))[labelled, :2]
-        expected = np.reshape(given["keypoints"], (3, 3))[labelled, :2]
+        labeled = np.reshape(given["keypoints"], (3, 3))[:, 2] > 0
+        points = np.reshape(entry["keypoints"], (3, 3))[labeled, :2]
+        expected = np.reshape(given["keypoints"], (3, 3))[labeled, :2]
         np.testing.assert_allclose(points, expected, atol=2e-3)  # rounded
     metrics = evaluator.score_and_write(dataset, found, tmp_path / "out", EvalOptions())
     assert metrics["keypoints_AP"] == metrics["keypoints_ARmax20"] == 1.0

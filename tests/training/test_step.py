@@ -250,7 +250,7 @@ def test_flip_mirrors_image_boxes_and_masks_inside_the_image_width():
         np.testing.assert_array_equal(a, b)
 
 
-def test_flip_swaps_left_and_right_keypoints_and_leaves_unlabelled_ones_zero():
+def test_flip_swaps_left_and_right_keypoints_and_leaves_unlabeled_ones_zero():
     batch = tiny_batch(2)
     batch = batch.replace(image_sizes=np.array([[64, 50], [64, 64]], np.int32))
     names = ("nose", "left_eye", "right_eye")
