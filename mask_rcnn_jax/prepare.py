@@ -136,6 +136,7 @@ def prepare_weights(name: str) -> None:
 def prepare_coco2017() -> None:
     """Download and unpack COCO 2017 into --data_dir, but for what is there."""
     release, splits = coco2017.COCO2017, SPLITS[FLAGS.split]
+    release = coco2017.with_keypoints(release) if FLAGS.keypoints else release
     zips = coco2017.prepare_release(
         release, FLAGS.data_dir, splits, delete_zips=FLAGS.delete_zips, make_progress=bytes_progress
     )

@@ -299,6 +299,8 @@ def _how_to_make(path: Path) -> str:
     action, folder = "", path.parent.parent
     if re.fullmatch(r"instances_(train|val)2017\.json", path.name):
         action = "coco2017"
+    elif re.fullmatch(r"person_keypoints_(train|val)2017\.json", path.name):
+        action = "coco2017 --keypoints"
     elif re.fullmatch(r"instances_(train|val)\.json", path.name) and folder.name == "shapes":
         action = "shapes"
     if not action or path.parent.name != "annotations":

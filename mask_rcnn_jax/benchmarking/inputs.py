@@ -236,4 +236,17 @@ def _ellipses(
         polygons[:, :count, :corners, :2] = np.clip(outline, 0, limit)
         polygons[:, :count, :corners, 2] = 0
     masks = np.where(valid[..., None, None], masks, np.uint8(0))
-    return Targets(boxes=boxes, classes=classes, masks=masks, valid=valid, polygons=polygons)
+    found = Targets(boxes=boxes, classes=classes, masks=masks, valid=valid, polygons=polygons)
+    if not options.keypoints:
+        return found
+    return replace(found, keypoints=_random_keypoints(rng, boxes, valid, len(options.keypoints)))
+
+
+def _random_keypoints(
+    rng: np.random.Generator, boxes: np.ndarray, valid: np.ndarray, count: int
+) -> np.ndarray:
+    """Visible points [B, G, P, 3] anywhere in boxes [B, G, 4]; zeros where these are padding."""
+    low, high = boxes[..., None, :2], boxes[..., None, 2:]
+    places = low + (high - low) * rng.random((*valid.shape, count, 2))
+    points = np.concatenate([places, np.full((*valid.shape, count, 1), 2.0)], axis=-1)
+    return np.where(valid[..., None, None], points, 0).astype(np.float32)

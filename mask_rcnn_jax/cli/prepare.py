@@ -27,6 +27,7 @@ PREVIEW_FLAGS = ("config", "list_config", "output", "count")
 TFDS_FLAGS = ("data_dir", "tfds_dir", "split", *SOURCE_FLAGS)
 CELLS_FLAGS = ("data_dir", "train", "val", "size", "objects", "bits", "channels", "seed")
 # Headings of --help and the flags of each action.
+COCO_FLAGS = ("data_dir", "split", "delete_zips", "keypoints")
 ACTIONS = {
     "shapes: a set of generated pictures": ("data_dir", "train", "val", "size", "seed"),
     "cells: a set of generated cells, hundreds to thousands in an image": CELLS_FLAGS,
@@ -40,7 +41,7 @@ ACTIONS = {
     "stats: a page about a set, and what it suggests for the config": STATS_FLAGS,
     "preview: training images of a recipe as the model gets them": PREVIEW_FLAGS,
     "weights: public weights by name": ("data_dir",),
-    "coco2017: COCO 2017, downloaded and unpacked": ("data_dir", "split", "delete_zips"),
+    "coco2017: COCO 2017, downloaded and unpacked": COCO_FLAGS,
     "tfds: a COCO set as records of tensorflow-datasets": TFDS_FLAGS,
     "tfrecord: TFRecords of NVIDIA's or TAO's scripts to a COCO json": ("input", "json", "output"),
     "tao_spec: a recipe from a spec of the TAO Toolkit": ("gpus", "output"),
@@ -119,6 +120,7 @@ def define_flags() -> None:
     flags.DEFINE_integer("seed", 0, "Seed of the random choice.", lower_bound=0)
     flags.DEFINE_enum("split", "both", list(SPLITS), "The images to prepare; of YOLO's data.yaml.")
     flags.DEFINE_bool("delete_zips", False, "Delete the zips once everything is unpacked.")
+    flags.DEFINE_bool("keypoints", False, "Unpack the json of people and their keypoints instead.")
     flags.DEFINE_string("tfds_dir", None, "Folder for the records; DATA_DIR/tfds if unset.")
     for split in SPLITS["both"]:
         names = " or ".join(name.format(split) for name in JSON_NAMES)

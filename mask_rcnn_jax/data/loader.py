@@ -108,6 +108,8 @@ class TrainLoader:
         indices = np.flatnonzero(factors).tolist()
         if not indices:
             reason = "no image has an object that is no crowd, and data.keep_empty is False"
+            if options.min_keypoints:
+                reason = f"none has data.min_keypoints={options.min_keypoints} labeled ones"
             raise ValueError(f"{dataset_name(dataset)}: no image to train on, since {reason}")
         buckets, shared = canvas_buckets(dataset, indices, options), for_workers(dataset)
         partners = np.array([index for index in indices if index not in order.skip], np.int32)

@@ -54,6 +54,8 @@ class ExampleOptions:
             "left_x" and "right_x" change places.
         keypoint_offset: added to the keypoints of annotations, and taken off those of results:
             0.5 as in Detectron2 if they are indices of pixels, 0 as in torchvision.
+        min_keypoints: images whose objects have fewer labeled keypoints in all are not trained on:
+            10 in torchvision, 1 in Detectron2.
     """
 
     image_size: tuple[int, int]
@@ -73,16 +75,21 @@ class ExampleOptions:
     windows: Windows = Windows()
     keypoints: tuple[str, ...] = ()
     keypoint_offset: float = 0.0
+    min_keypoints: int = 0
     inclusive_boxes: bool = field(default=False, metadata=parts.NO_ENTRY)
 
     def __post_init__(self):
         if self.bands.is_scaled:
             object.__setattr__(self, "image_dtype", "float32")
-        for name, lowest in (("max_instances", 1), ("mask_size", 1), ("max_vertices", 0)):
+        counts = {"max_instances": 1, "mask_size": 1, "max_vertices": 0, "min_keypoints": 0}
+        for name, lowest in counts.items():
             if not _is_count(getattr(self, name), lowest):
                 raise ValueError(f"{name} is {getattr(self, name)!r}, expected at least {lowest}")
         if twice := [name for name in self.keypoints if self.keypoints.count(name) > 1]:
             raise ValueError(f"keypoints has {twice[0]!r} twice, expected different names")
+        if self.min_keypoints and not self.keypoints:
+            found = f"min_keypoints is {self.min_keypoints}"
+            raise ValueError(f"{found}, expected 0 without data.keypoints")
         if not 0 <= self.keypoint_offset <= 1:
             raise ValueError(f"keypoint_offset is {self.keypoint_offset}, expected 0 to 1")
         multiple = 1 if self.resize == "shortest_edge" else CANVAS_MULTIPLE

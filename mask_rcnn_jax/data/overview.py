@@ -87,11 +87,29 @@ def epoch_factors(
     one that is left out."""
     counts, _ = training_counts(dataset, options)
     kept = np.ones(len(counts), bool) if keep_empty else counts > 0
+    if options.min_keypoints:
+        kept &= labeled_keypoints(dataset.images) >= options.min_keypoints
     if not repeats.repeat_threshold:
         factors = kept.astype(np.float64)
     else:
         factors = repeats.factors(*training_classes(dataset, options), kept)
     return factors * window_counts(dataset.images, options.windows)
+
+
+def labeled_keypoints(images: Sequence[ImageRecord]) -> np.ndarray:
+    """Count the labeled keypoints of all objects of each image, [images] int64."""
+    if not isinstance(images, PackedImages):
+        points = [
+            [a.keypoints for a in one.annotations if a.keypoints is not None] for one in images
+        ]
+        return np.array([sum(int((p[:, 2] > 0).sum()) for p in of_one) for of_one in points], int)
+    arrays, counts = images.arrays, np.zeros(len(images.arrays["boxes"]), np.int64)
+    if "keypoints" in arrays:
+        has_some = arrays["keypoint_rows"] >= 0
+        labeled = (arrays["keypoints"][..., 2] > 0).sum(axis=1)
+        counts[has_some] = labeled[arrays["keypoint_rows"][has_some]]
+    up_to = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    return np.diff(up_to[arrays["object_bounds"]])
 
 
 def window_counts(images: Sequence[ImageRecord], windows: Windows) -> np.ndarray:

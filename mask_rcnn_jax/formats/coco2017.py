@@ -7,7 +7,7 @@ NVIDIA's and Baidu's; file sizes, CRCs and image and annotation counts are check
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -61,6 +61,18 @@ COCO2017 = Release(
         "train": Split(_TRAIN, _JSON.format("train"), "train2017", 118_287, 860_001),
     },
 )
+_PEOPLE = {"val": 11_004, "train": 262_465}  # annotations, in the same images
+
+
+def with_keypoints(release: Release) -> Release:
+    """The release with the annotations of people, which have keypoints."""
+    splits = {
+        name: replace(split, json=split.json.replace("instances", "person_keypoints"))
+        for name, split in release.splits.items()
+    }
+    if release is COCO2017:
+        splits = {n: replace(s, num_annotations=_PEOPLE[n]) for n, s in splits.items()}
+    return replace(release, splits=splits)
 
 
 def prepare_release(

@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,6 +28,8 @@ from mask_rcnn_jax.data.ground_truth import coco_content
 from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
 from mask_rcnn_jax.data.merge import merge
 from mask_rcnn_jax.data.options import DataOptions
+from mask_rcnn_jax.data.overview import epoch_factors
+from mask_rcnn_jax.data.repeat import NO_REPEATS
 from mask_rcnn_jax.data.transforms import load_example
 from mask_rcnn_jax.evaluation.visualize import write_image
 from tests.keypoint_set import NAMES, figure_json
@@ -279,5 +282,13 @@ def test_batches_have_points_in_network_pixels(tmp_path):
     for row, index in enumerate(batch.image_index):
         expected = load_example(dataset, int(index), options).targets.keypoints
         np.testing.assert_array_equal(batch.targets.keypoints[row], expected)
+    few = replace(options, min_keypoints=3)  # the second image has two
+    for some in (dataset, replace(dataset, images=dataset.images[:])):
+        factors = epoch_factors(some, few, NO_REPEATS, keep_empty=True)
+        np.testing.assert_array_equal(factors, [1, 0])
+    with pytest.raises(ValueError, match="none has data.min_keypoints=4 labeled"):
+        TrainLoader(dataset, replace(few, min_keypoints=4), TrainOrder(0, 2), num_workers=0)
+    with pytest.raises(ValueError, match="min_keypoints is 1, expected 0 without"):
+        DataOptions(**sizes, min_keypoints=1)
     with pytest.raises(ValueError, match="data.keypoints is"):
         TrainLoader(load(tmp_path, names=()), options, TrainOrder(0, 2), num_workers=0)

@@ -49,7 +49,7 @@ def contents():
     }
     found[ANNOTATIONS] = zipped(
         {f"annotations/{kind}_{split}2017.json": annotations_of(split)
-         for kind in ("instances", "captions") for split in IMAGES}
+         for kind in ("instances", "captions", "person_keypoints") for split in IMAGES}
     )  # fmt: skip
     return found
 
@@ -310,6 +310,20 @@ def test_command(release, file_server, tmp_path, monkeypatch, capsys):
     assert run_inside("prepare", *flags, "--delete_zips") == 0
     assert "no longer" not in capsys.readouterr().out
     assert not list(tmp_path.glob("*.zip"))
+
+
+def test_command_unpacks_keypoints_beside_what_is_there(release, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(coco2017, "COCO2017", replace(release))
+    flags = ["coco2017", "--data_dir", tmp_path, "--split=val"]
+    assert run_inside("prepare", *flags) == 0
+    monkeypatch.setattr(coco2017, "_PEOPLE", {"val": 5, "train": 5})
+    assert run_inside("prepare", *flags, "--keypoints") == 0
+    assert "person_keypoints_val2017.json: 2 images in" in capsys.readouterr().out
+    found = sorted(path.name for path in (tmp_path / "annotations").iterdir())
+    assert found == ["instances_val2017.json", "person_keypoints_val2017.json"]
+    monkeypatch.setattr(coco2017, "_PEOPLE", {"val": 6, "train": 5})
+    assert run_inside("prepare", *flags, "--keypoints") == 2
+    assert "has 5 annotations, expected 6" in capsys.readouterr().err
 
 
 def test_the_table_is_complete():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.annotations.keypoints import NO_KEYPOINTS as NONE
+from mask_rcnn_jax.benchmarking.inputs import synthetic_batch
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.eval_loader import EvalLoader
 from mask_rcnn_jax.data.options import DataOptions
@@ -89,6 +90,21 @@ def test_previews_show_points_as_they_are_trained_on(figures):
     sheet = preview_sheet(plain, dataset, 2)
     without = preview_sheet(replace(plain, keypoints=()), replace(dataset, keypoints=NONE), 2)
     assert (sheet != without).any(axis=2).sum() > 100
+
+
+def test_synthetic_batches_have_points_in_their_boxes():
+    config = tiny_config()
+    plain = synthetic_batch(as_recipe(config), 2).targets
+    config.data.keypoints = NAMES
+    targets = synthetic_batch(as_recipe(config), 2).targets
+    np.testing.assert_array_equal(targets.boxes, plain.boxes)
+    assert plain.keypoints is None and targets.keypoints.dtype == np.float32
+    valid, places = targets.valid, targets.keypoints[..., :2]
+    low, high = targets.boxes[:, :, None, :2], targets.boxes[:, :, None, 2:]
+    assert ((places >= low) & (places <= high)).all()
+    np.testing.assert_array_equal(
+        targets.keypoints[..., 2], np.repeat(2.0 * valid[..., None], 3, -1)
+    )
 
 
 def test_recipes_refuse_what_does_not_go_with_keypoints():
