@@ -50,21 +50,25 @@ def merge_jsons(
     categories: dict[str, dict] = {}
     images: list[dict] = []
     annotations: list[dict] = []
-    for content, image_dir in zip(contents.values(), image_dirs, strict=True):
+    for (path, content), image_dir in zip(contents.items(), image_dirs, strict=True):
         new_classes = {}
         for entry in content["categories"]:
             name = class_map.get(entry["name"], entry["name"])
             numbered = entry | {"id": len(categories) + 1, "name": name}
-            new_classes[entry["id"]] = categories.setdefault(name, numbered)["id"]
+            same = categories.setdefault(name, numbered)
+            if (entry.get("keypoints") or []) != (same.get("keypoints") or []):
+                advice = "data.more_train reads jsons whose points have other orders"
+                raise ValueError(f"{path}: {show(name)} has other keypoints than before; {advice}")
+            new_classes[entry["id"]] = same["id"]
         new_images = {}
         prefix = os.path.relpath(os.path.abspath(image_dir), folder)
         for entry in content["images"]:
             new_images[entry["id"]] = len(images) + 1
-            path = os.path.normpath(os.path.join(prefix, entry["file_name"]))
+            place = os.path.normpath(os.path.join(prefix, entry["file_name"]))
             lists = {
                 key: [new_classes[i] for i in entry[key]] for key in IMAGE_KEYS if key in entry
             }
-            numbered = {"id": len(images) + 1, "file_name": path.replace(os.sep, "/")}
+            numbered = {"id": len(images) + 1, "file_name": place.replace(os.sep, "/")}
             images.append(entry | lists | numbered)
         for entry in content["annotations"]:
             numbers = {

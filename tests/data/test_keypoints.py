@@ -32,6 +32,7 @@ from mask_rcnn_jax.data.overview import epoch_factors
 from mask_rcnn_jax.data.repeat import NO_REPEATS
 from mask_rcnn_jax.data.transforms import load_example
 from mask_rcnn_jax.evaluation.visualize import write_image
+from mask_rcnn_jax.formats.merge_json import merge_jsons
 from tests.keypoint_set import NAMES, figure_json
 
 MIRROR = mirror_places(NAMES)
@@ -162,6 +163,23 @@ def test_an_offset_moves_labeled_points_and_is_taken_off_the_ground_truth(tmp_pa
         given = [entry["keypoints"] for entry in figure_json()["annotations"]]
         assert [entry["keypoints"] for entry in entries] == given
         assert [entry["num_keypoints"] for entry in entries] == [3, 2]
+
+
+def test_jsons_with_other_keypoints_are_not_merged_into_one(tmp_path):
+    paths = []
+    for n, names in enumerate((NAMES, NAMES, NAMES[::-1])):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        content = figure_json()
+        load(folder, content, ())
+        content["categories"][0]["keypoints"] = list(names)
+        paths.append(str(folder / "figures.json"))
+        (folder / "figures.json").write_text(json.dumps(content))
+    merged, _ = merge_jsons(paths[:2], [], {})
+    points = [entry["keypoints"] for entry in merged["annotations"]]
+    assert points == 2 * [entry["keypoints"] for entry in figure_json()["annotations"]]
+    with pytest.raises(ValueError, match="2/figures.json: 'figure' has other keypoints"):
+        merge_jsons(paths, [], {})
 
 
 def test_merged_sets_keep_the_points_of_each(tmp_path):
