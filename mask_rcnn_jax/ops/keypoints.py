@@ -1,0 +1,194 @@
+"""Keypoints as heatmaps over RoIs (He et al., "Mask R-CNN", 2017, section 5): targets and loss, and
+points from heatmaps as torchvision and detectron2 read them.
+
+A heatmap of S x S cells lies on a box; a point belongs to the cell that it is in.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+TAPS = 4  # cells per axis that a bicubic value depends on
+CUBIC = -0.75  # the kernel's coefficient, torch's
+CANDIDATES = 64  # patches of a heatmap in which its maximum is looked for
+BOXES_AT_ONCE = 8  # whose pixels are in memory at a time
+
+
+def keypoint_targets(
+    keypoints: Float[Array, "R P 3"], rois: Float[Array, "R 4"], *, size: int
+) -> tuple[Int[Array, "R P"], Bool[Array, "R P"]]:
+    """Return the cell of each keypoint, row by row from 0, and whether it counts.
+
+    Those count that are labeled, visible or hidden, and lie inside the RoI, its right and lower
+    edges included, whose points are in the last cell. A RoI without area has none.
+
+    Args:
+        keypoints: x, y in network pixels and COCO's visibility, 0 for not labeled.
+        rois: network pixels.
+        size: cells per side.
+    """
+    counts = keypoints[..., 2] > 0
+    cells = []
+    for axis in (0, 1):
+        start, end = rois[:, axis, None], rois[:, axis + 2, None]
+        at = keypoints[..., axis]
+        side = end - start
+        cell = jnp.floor((at - start) * (size / jnp.where(side > 0, side, 1.0)))
+        cell = jnp.where(at == end, size - 1, cell)
+        counts &= (side > 0) & (cell >= 0) & (cell < size)
+        cells.append(jnp.clip(cell, 0, size - 1).astype(jnp.int32))
+    x, y = cells
+    return jnp.where(counts, y * size + x, 0), counts
+
+
+def keypoint_loss(
+    logits: Float[Array, "R P S S"],
+    cells: Int[Array, "R P"],
+    counts: Bool[Array, "R P"],
+    divisor: float | Float[Array, ""] | None = None,
+) -> Float[Array, ""]:
+    """Sum the softmax cross-entropy over all cells of a heatmap, for keypoints that count.
+
+    divisor: of the sum; None: how many count, or 1.
+    """
+    flat = logits.reshape(*cells.shape, -1).astype(jnp.float32)
+    is_cell = jnp.arange(flat.shape[-1])[None, None] == cells[..., None]
+    error = jax.nn.logsumexp(flat, axis=-1) - jnp.sum(jnp.where(is_cell, flat, 0.0), axis=-1)
+    total = jnp.sum(jnp.where(counts, error, 0.0))
+    return total / (jnp.maximum(jnp.sum(counts), 1) if divisor is None else divisor)
+
+
+def double(x: Float[Array, "*dims S S"]) -> Float[Array, "*dims S2 S2"]:
+    """Resize maps to twice their side, bilinear, with pixel centers at +0.5 and repeated edges."""
+    for axis in (-2, -1):
+        x = jnp.moveaxis(x, axis, -1)
+        before = jnp.concatenate([x[..., :1], x[..., :-1]], axis=-1)
+        after = jnp.concatenate([x[..., 1:], x[..., -1:]], axis=-1)
+        pairs = jnp.stack([0.25 * before + 0.75 * x, 0.75 * x + 0.25 * after], axis=-1)
+        x = jnp.moveaxis(pairs.reshape(*x.shape[:-1], -1), -1, axis)
+    return x
+
+
+def heatmaps_to_points(
+    heatmaps: Float[Array, "D P S S"], boxes: Float[Array, "D 4"], *, longest: int
+) -> tuple[Float[Array, "D P 2"], Float[Array, "D P"]]:
+    """Return the points (x, y) of the heatmaps' maxima in network pixels, and the values there.
+
+    A heatmap is resized by bicubic interpolation to its box in pixels, sides rounded up; the point
+    is the center of the pixel with the largest value, the first of equal ones.
+
+    The boxes' sides differ and shapes here do not, so no heatmap is resized as a whole. Between
+    four neighboring cells the interpolation is one bicubic polynomial, whose Bezier control points
+    bound it from above. Only the pixels of the `CANDIDATES` patches with the highest bounds are
+    computed: all others are lower, unless more than so many bounds reach the maximum, as in a
+    heatmap that is almost the same everywhere.
+
+    Args:
+        boxes: network pixels.
+        longest: no box is longer, pixels.
+    """
+    one = partial(_point, longest=longest)
+    return lax.map(lambda row: one(*row), (heatmaps, boxes), batch_size=BOXES_AT_ONCE)
+
+
+def _point(
+    maps: Float[Array, "P S S"], box: Float[Array, "4"], *, longest: int
+) -> tuple[Float[Array, "P 2"], Float[Array, "P"]]:
+    """Return the points of one box."""
+    size = maps.shape[-1]
+    sides = jnp.maximum(box[2:] - box[:2], 1.0)  # (width, height)
+    pixels = jnp.ceil(sides)
+    firsts = [_first_pixels(pixels[axis], size, longest) for axis in (0, 1)]
+    padded = jnp.pad(maps, ((0, 0), (2, 2), (2, 2)), mode="edge")
+    flat = _bounds(padded, firsts, size / pixels).reshape(len(maps), -1)
+    _, chosen = lax.top_k(flat, min(CANDIDATES, flat.shape[-1]))  # [P, C]
+    patches = chosen % (size + 1), chosen // (size + 1)  # along x, along y
+
+    def along(axis: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Pixels [P, C, n] of the patches, whether they are there, and weights [P, C, n, 4]."""
+        patch, first = patches[axis], firsts[axis]
+        index = first[patch][..., None] + jnp.arange(-(-longest // size) + 1)[None, None]
+        weights = _cubic_weights(index, patch[..., None], size / pixels[axis])
+        return index, index < first[patch + 1][..., None], weights
+
+    (columns, in_x, along_x), (rows, in_y, along_y) = along(0), along(1)
+    taps = jnp.arange(TAPS)
+    point = jnp.arange(len(maps))[:, None, None, None]
+    cells = padded[
+        point,
+        patches[1][..., None, None] + taps[None, None, :, None],
+        patches[0][..., None, None] + taps[None, None, None],
+    ]  # [P, C, 4, 4]
+    # Along x first, as torch does; four terms are no work for a matrix product.
+    lines = jnp.sum(cells[..., None, :, :] * along_x[..., None, :], axis=-1)  # [P, C, n, 4]
+    values = jnp.sum(along_y[..., :, None, :] * lines[..., None, :, :], axis=-1)  # [P, C, n, n]
+    values = jnp.where(in_y[..., :, None] & in_x[..., None, :], values, -jnp.inf)
+    best = jnp.max(values, axis=(1, 2, 3))
+    width = pixels[0].astype(jnp.int32)
+    index = rows[..., :, None] * width + columns[..., None, :]
+    last = longest * longest
+    first = jnp.min(jnp.where(values == best[:, None, None, None], index, last), axis=(1, 2, 3))
+    place = jnp.stack([first % width, first // width], axis=-1)
+    return (place + 0.5) * (sides / pixels)[None] + box[None, :2], best
+
+
+def _first_pixels(pixels: Float[Array, ""], size: int, longest: int) -> Int[Array, "S2"]:
+    """Return the first pixel of each patch along an axis, and at the end how many pixels there are.
+
+    Patch i is between the centers of cells i - 1 and i, of `size` cells; pixels: along the axis.
+    """
+    index = jnp.arange(longest)
+    patch = jnp.floor((index + 0.5) * (size / pixels) - 0.5) + 1
+    is_there = index < pixels
+    before = is_there[None] & (patch[None] < jnp.arange(size + 2)[:, None])
+    return jnp.sum(before, axis=1, dtype=jnp.int32)
+
+
+def _cubic_weights(
+    index: Int[Array, "*dims"], patch: Int[Array, "*#dims"], scale: Float[Array, ""]
+) -> Float[Array, "*dims 4"]:
+    """Return torch's bicubic weights of a patch's four cells for pixels of it along an axis.
+
+    scale: cells per pixel.
+    """
+    t = (index + 0.5) * scale - 0.5 - (patch - 1)  # 0..1 between the inner two
+
+    def inner(x):
+        return ((CUBIC + 2) * x - (CUBIC + 3)) * x * x + 1
+
+    def outer(x):
+        return ((CUBIC * x - 5 * CUBIC) * x + 8 * CUBIC) * x - 4 * CUBIC
+
+    return jnp.stack([outer(t + 1), inner(t), inner(1 - t), outer(2 - t)], axis=-1)
+
+
+def _bounds(
+    padded: Float[Array, "P S4 S4"], firsts: Sequence[Int[Array, "S2"]], scales: Float[Array, "2"]
+) -> Float[Array, "P S1 S1"]:
+    """Return an upper bound for the pixels of each patch, by row and column; -inf without any.
+
+    It is the value itself for a patch with one pixel, and the largest control point elsewhere.
+    """
+    columns = _control_points(padded)  # [P, S4, S1, 4]
+    both = _control_points(jnp.moveaxis(columns, 1, -1))  # [P, S1, 4, S1, 4], along x and along y
+    bounds = jnp.swapaxes(jnp.max(both, axis=(2, 4)), 1, 2)
+    counts = [first[1:] - first[:-1] for first in firsts]
+    patches, values = jnp.arange(len(counts[0])), padded
+    for axis in (0, 1):
+        weights = _cubic_weights(firsts[axis][:-1], patches, scales[axis])
+        windows = jnp.stack([values[..., i : i + len(patches)] for i in range(TAPS)], axis=-1)
+        values = jnp.swapaxes(jnp.sum(windows * weights[None, None], axis=-1), 1, 2)
+    x, y = counts[0][None, None], counts[1][None, :, None]
+    bounds = jnp.where((y == 1) & (x == 1), values, bounds)
+    return jnp.where((y > 0) & (x > 0), bounds, -jnp.inf)
+
+
+def _control_points(x: Float[Array, "*dims S4"]) -> Float[Array, "*dims S1 4"]:
+    """Return the control points of the cubic between neighbors; x has two more on either side."""
+    third = (-CUBIC / 3) * (x[..., 2:] - x[..., :-2])  # of the slopes
+    left, right = x[..., 1:-2], x[..., 2:-1]
+    return jnp.stack([left, left + third[..., :-1], right - third[..., 1:], right], axis=-1)
