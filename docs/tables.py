@@ -39,7 +39,7 @@ def abilities() -> str:
     """Return what a part of a model may have, and what its call may leave out."""
     attributes = _header("section", "attribute", "without it", "meaning")
     arguments = _header("section", "argument of `__call__`", "value")
-    for section, protocol in {"all four": PartLike, **PROTOCOLS}.items():
+    for section, protocol in {"all": PartLike, **PROTOCOLS}.items():
         for name, meaning in parts.meanings(protocol).items():
             default = f"`{getattr(protocol, name)}`"
             attributes.append(_row(section, f"`{name}`", default, meaning.rstrip(".")))

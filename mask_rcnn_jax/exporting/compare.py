@@ -12,6 +12,7 @@ from mask_rcnn_jax.structures import Detections
 BOX_TOLERANCE = 0.1  # pixels
 SCORE_TOLERANCE = 1e-3
 MASK_TOLERANCE = 0.1  # probability of a cell, which changes fast at an outline
+KEYPOINT_TOLERANCE = 1.0  # pixels, half of an object's: rounding chooses between equal heights
 MATCH_DISTANCE = 2.0  # pixels: closer boxes of one class count as the same detection
 
 
@@ -24,17 +25,20 @@ class Differences:
     boxes: float = 0.0  # pixels
     scores: float = 0.0
     masks: float = 0.0
+    keypoints: float = 0.0  # pixels, the median of an object
     unmatched: int = 0  # detections on one side only, except those close to a score limit
 
     @property
     def within_tolerance(self) -> bool:
         boxes = not self.unmatched and self.boxes <= BOX_TOLERANCE
-        return boxes and self.scores <= SCORE_TOLERANCE and self.masks <= MASK_TOLERANCE
+        tasks = self.masks <= MASK_TOLERANCE and self.keypoints <= KEYPOINT_TOLERANCE
+        return boxes and self.scores <= SCORE_TOLERANCE and tasks
 
     def __str__(self) -> str:
         return (
             f"{self.detections} detections in {self.pictures} images, largest difference in boxes "
             f"{self.boxes:.2g} px, scores {self.scores:.2g}, masks {self.masks:.2g}, "
+            f"{f'keypoints {self.keypoints:.2g} px, ' if self.keypoints else ''}"
             f"{self.unmatched} on one side only"
         )
 
@@ -89,6 +93,10 @@ def _add(total: Differences, a: Detections, b: Detections, score_threshold: floa
         total.scores = max(total.scores, _distance(a.scores[i], b.scores[j]))
         if a.masks is not None and b.masks is not None:
             total.masks = max(total.masks, _distance(a.masks[i], b.masks[j]))
+        if a.keypoints is not None and b.keypoints is not None:
+            moved = np.abs(a.keypoints[i] - b.keypoints[j])[..., :2].max(axis=-1)
+            median = float(np.nan_to_num(np.median(moved), nan=np.inf))
+            total.keypoints = max(total.keypoints, median)
     lost_scores += [b.scores[j] for j in unused]
     # Rounding decides whether a score at the limit is kept.
     limits = [score_threshold]

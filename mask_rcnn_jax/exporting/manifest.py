@@ -19,6 +19,7 @@ OUTPUTS = {
     "classes": ("int32", [], "1, 2, .. as in `classes`"),
     "masks": ("float32", [28, 28], "object probability on a grid stretched over the box"),
     "valid": ("bool", [], "true for rows with a detection; other rows are zero"),
+    "keypoints": ("float32", [17, 3], "x, y in input pixels and a score of each of data.keypoints"),
 }
 RESIZES = {
     "fit": "as large as image_size (height, width) allows, sides rounded down to whole pixels",
@@ -132,6 +133,10 @@ def _outputs(recipe: Recipe, interface: ModelInterface) -> dict[str, dict[str, A
             if not recipe.model.has_masks:
                 continue
             shape = [2 * recipe.model.mask_head.get("roi_size", MaskHeadLike.roi_size)] * 2
+        if name == "keypoints":
+            if not recipe.model.has_keypoints:
+                continue
+            shape = [len(recipe.data.keypoints), 3]
         dtype = interface.valid_dtype if name == "valid" else dtype
         found[name] = {"dtype": dtype, "shape": rows + shape, "means": means}
     return found

@@ -16,6 +16,7 @@ from mask_rcnn_jax.models.cascade import Cascade
 from mask_rcnn_jax.models.convnext import ConvNeXt
 from mask_rcnn_jax.models.fpn import FPN
 from mask_rcnn_jax.models.image_input import ImageInput
+from mask_rcnn_jax.models.keypoints import KeypointHead
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, Precision
 from mask_rcnn_jax.models.mask_targets import MaskTargets
 from mask_rcnn_jax.models.mobilenet import MobileNetV4
@@ -55,7 +56,7 @@ REMATS = {"none": (), "backbone": ("backbone",), "heads": ("heads",), "all": ("b
 
 
 def no_head(**section: Any) -> None:
-    """Return no module: the model has boxes only, whatever else its section says."""
+    """Return no module: the model lacks the task, whatever else its section says."""
 
 
 # Sections whose `name` selects the builder, built in or `package.module:function`.
@@ -67,11 +68,12 @@ BUILDERS: dict[str, dict[str, Callable]] = {
     "fpn": {"fpn": FPN, "simple": SimplePyramid},
     "box_head": {"two_fc": BoxHead, "conv_fc": BoxHead},
     "mask_head": {"four_conv": MaskHead, "none": no_head},
+    "keypoint_head": {"none": no_head, "conv_deconv": KeypointHead},
 }
 
 # Their arguments that come later.
 LATER = {"backbone": ("dtype", "remat")} | dict.fromkeys(
-    ("fpn", "box_head", "mask_head"), ("num_classes", "dtype")
+    ("fpn", "box_head", "mask_head", "keypoint_head"), ("num_classes", "dtype")
 )
 
 
@@ -109,6 +111,7 @@ class ModelOptions:
     fpn: parts.Named = _default("fpn")
     box_head: parts.Named = _default("box_head")
     mask_head: parts.Named = _default("mask_head")
+    keypoint_head: parts.Named = _default("keypoint_head")
 
     @classmethod
     def read(cls, section: Any, *, imports: bool = True) -> "ModelOptions":
@@ -128,6 +131,11 @@ class ModelOptions:
     def has_masks(self) -> bool:
         """Whether the model finds masks, not boxes alone."""
         return self.mask_head.name != "none"
+
+    @property
+    def has_keypoints(self) -> bool:
+        """Whether the model finds keypoints."""
+        return self.keypoint_head.name != "none"
 
 
 # The sections of a model.
@@ -219,12 +227,13 @@ def build_model(
         classifier=replace(options.classifier, image_counts=image_counts),
         mask_head=_head(options.mask_head, in_heads, given),
         mask_targets=options.mask_targets,
+        keypoint_head=_head(options.keypoint_head, in_heads, given),
         precision=replace(computed, quantization=options.quantization),
         implementation=IMPLEMENTATIONS[implementation],
     )
     for section, protocol in PROTOCOLS.items():
-        if section != "mask_head" or built.mask_head is not None:
-            check_call(getattr(built, section), getattr(options, section), protocol)
+        if (part := getattr(built, section)) is not None:
+            check_call(part, getattr(options, section), protocol)
     return built
 
 
@@ -236,7 +245,7 @@ def _rpn_head(options: ModelOptions, recomputed: bool, dtype: Any) -> RPNHead:
 
 def _head(head: parts.Named, recomputed: bool, given: Mapping[str, Any]) -> Any:
     """Build a head, or return None for the model without it."""
-    if recomputed and head.builder in (BoxHead, MaskHead):
+    if recomputed and head.builder in (BoxHead, MaskHead, KeypointHead):
         head = replace(head, builder=_recomputed(head.builder))
     return head.make(**given)
 
@@ -264,7 +273,7 @@ def _recomputed(head: Any) -> type[nn.Module]:
 
     class Recomputed(nn.remat(head, static_argnums=3)):  # type: ignore[misc]
         def __call__(self, features: jax.Array, valid: Any = None, train: bool = False) -> Any:
-            # By position, for `static_argnums`; a mask head's classes take the place of `valid`.
+            # By position, for `static_argnums`; a task's classes take the place of `valid`.
             return super().__call__(features, valid, train)
 
     return Recomputed

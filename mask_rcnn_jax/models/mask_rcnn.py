@@ -13,10 +13,17 @@ from jax.typing import DTypeLike
 from mask_rcnn_jax.models.cascade import Cascade
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.image_input import ImageInput
+from mask_rcnn_jax.models.keypoints import KeypointTask
 from mask_rcnn_jax.models.mask_targets import MaskTargets
 from mask_rcnn_jax.models.masks import MaskTask
 from mask_rcnn_jax.models.outputs import StageOutputs, TrainOutputs
-from mask_rcnn_jax.models.protocols import PROTOCOLS, PartLike, ability, taken
+from mask_rcnn_jax.models.protocols import (
+    PROTOCOLS,
+    KeypointHeadLike,
+    PartLike,
+    ability,
+    taken,
+)
 from mask_rcnn_jax.models.quantization import Quantization
 from mask_rcnn_jax.models.rpn import RPN
 from mask_rcnn_jax.models.sampling import MaskRoIs, RoISampling, SampledRoIs
@@ -24,7 +31,7 @@ from mask_rcnn_jax.models.tasks import Task, TaskOutputs
 from mask_rcnn_jax.ops.anchors import AnchorGrid, Anchors
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.classifier import SOFTMAX, Classifier
-from mask_rcnn_jax.ops.extent import ValidExtent
+from mask_rcnn_jax.ops.extent import STRIDES, ValidExtent
 from mask_rcnn_jax.ops.roi_align import RoIAlign, roi_align
 from mask_rcnn_jax.structures import Batch, Detections, Proposals
 
@@ -79,6 +86,7 @@ class MaskRCNN(nn.Module):
     cascade: Cascade
     mask_head: nn.Module | None  # None: no masks
     mask_targets: MaskTargets
+    keypoint_head: nn.Module | None = None  # None: no keypoints
     classifier: Classifier = SOFTMAX
     precision: Precision = Precision()
     implementation: str | None = None  # for RoIAlign, NMS, polygon targets; see ops.dispatch
@@ -98,7 +106,13 @@ class MaskRCNN(nn.Module):
     @property
     def tasks(self) -> tuple[Task, ...]:
         """What is learned about each object, see `models.tasks`; () is boxes alone."""
-        every = (MaskTask(self.mask_targets, self.roi_align.min_size, self.implementation),)
+        sampling = self.sampling
+        foreground = sampling.batch_size_per_image * sampling.positive_fraction
+        score = ability(self.keypoint_head, KeypointHeadLike, "score")
+        every = (
+            MaskTask(self.mask_targets, self.roi_align.min_size, self.implementation),
+            KeypointTask(score, foreground),
+        )
         return tuple(task for task in every if self.head(task.name) is not None)
 
     def head(self, task: str) -> Any:
@@ -305,7 +319,8 @@ class MaskRCNN(nn.Module):
         """`results` of few boxes."""
         pooled = self.pool(pyramid, boxes, self.roi_size(task), extent)
         finish = next(one.found for one in self.tasks if one.name == task)
-        return finish(self.head(task)(pooled, classes), boxes)
+        longest = STRIDES[0] * max(pyramid[0].shape[1:3])
+        return finish(self.head(task)(pooled, classes), boxes, longest=longest)
 
     def train_tasks(
         self,

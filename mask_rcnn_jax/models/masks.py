@@ -51,6 +51,6 @@ class MaskTask:
         """Return the mean divergence between the foreground RoIs' masks."""
         return distill_losses.mask_divergence(logits, teacher, rois.foreground)
 
-    def found(self, logits: jax.Array, boxes: jax.Array) -> jax.Array:
+    def found(self, logits: jax.Array, boxes: jax.Array, *, longest: int) -> jax.Array:
         """Return probabilities [B, D, M, M] inside the boxes."""
         return nn.sigmoid(logits)

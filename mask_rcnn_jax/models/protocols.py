@@ -115,12 +115,37 @@ class MaskHeadLike(PartLike, Protocol):
         ...
 
 
+class KeypointHeadLike(PartLike, Protocol):
+    """RoI features to a heatmap per keypoint.
+
+    Attributes:
+        roi_size: side S of the RoI features.
+        score: of a keypoint, "logit" or "softmax", see `models.keypoints.KeypointHead`.
+    """
+
+    roi_size: int = 14
+    score: str = "logit"
+
+    def __call__(
+        self, roi_features: jax.Array, classes: jax.Array, /, *, train: bool = False
+    ) -> jax.Array:
+        """Map [B, R, S, S, C] and classes [B, R], 0 for padding, to logits [B, R, P, 4S, 4S].
+
+        In training, all images' RoIs are in one row, B = 1.
+
+        Args:
+            train: True in training, for batch norm.
+        """
+        ...
+
+
 # By section.
 PROTOCOLS: dict[str, type] = {
     "backbone": BackboneLike,
     "fpn": NeckLike,
     "box_head": BoxHeadLike,
     "mask_head": MaskHeadLike,
+    "keypoint_head": KeypointHeadLike,
 }
 
 

@@ -12,7 +12,10 @@ from jax import lax
 STEPS = 127  # int8 on both sides of zero, without -128
 RANGE = "input_range"  # name of a layer's range in `batch_stats`
 # Layers that stay float: they are small, and their outputs are scores and coordinates.
-FLOAT_LAYERS = ("objectness_logits", "anchor_deltas", "cls_score", "bbox_pred", "mask_predictor")
+FLOAT_LAYERS = (
+    *("objectness_logits", "anchor_deltas", "cls_score", "bbox_pred"),
+    *("mask_predictor", "keypoint_deconv"),
+)
 
 
 @dataclass(frozen=True)

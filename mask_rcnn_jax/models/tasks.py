@@ -56,8 +56,11 @@ class Task(Protocol):
         """Return the divergence [] of logits from a teacher's, N rows each."""
         ...
 
-    def found(self, logits: Any, boxes: jax.Array) -> jax.Array:
-        """Return the results [B, D, ..] of the head's outputs for boxes [B, D, 4]."""
+    def found(self, logits: Any, boxes: jax.Array, *, longest: int) -> jax.Array:
+        """Return the results [B, D, ..] of the head's outputs for boxes [B, D, 4].
+
+        longest: no box is longer, network pixels.
+        """
         ...
 
 

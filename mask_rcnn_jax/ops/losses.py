@@ -1,4 +1,4 @@
-"""The five losses, with each reference system's normalizers.
+"""The losses of boxes and masks, with each reference system's normalizers.
 
 All sums are float32, whatever the network dtype. Every mean divides by max(count, 1): a batch
 without foreground has zero loss and gradients.
@@ -46,6 +46,11 @@ class LossOptions:
         rpn_box_weight: factor for the RPN box loss.
         box_reg_weight: factor for the box head's box loss.
         mask_weight: factor for the mask loss.
+        keypoint_weight: factor for the keypoint loss.
+        keypoint_average: its divisor: the labeled keypoints of foreground RoIs that lie inside
+            ("visible"), or all that there could be ("budget"): `model.sampling`'s RoIs per image
+            times its share of foreground, images and keypoints of an object. detectron2 has both,
+            and recommends a weight of 4 for the second.
         own: losses of your own, functions of (outputs, targets, batch) as package.module:function;
             the log names them as the functions.
         own_weights: factors for these; () is 1 for all.
@@ -60,6 +65,8 @@ class LossOptions:
     rpn_box_weight: float = 1.0
     box_reg_weight: float = 1.0
     mask_weight: float = 1.0
+    keypoint_weight: float = 1.0
+    keypoint_average: Literal["visible", "budget"] = "visible"
     own: tuple[str, ...] = ()
     own_weights: tuple[float, ...] = ()
     added: tuple[AddedLoss, ...] = field(default=(), metadata=parts.NO_ENTRY)  # those of `own`

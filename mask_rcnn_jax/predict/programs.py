@@ -15,8 +15,8 @@ from jax import export
 from mask_rcnn_jax.predict.onnx_file import check_whole
 from mask_rcnn_jax.structures import Detections
 
-# A program's outputs are these of `Detections`, without masks for a model of boxes alone.
-FIELDS = ("boxes", "scores", "classes", "masks", "valid")
+# A program's outputs are these of `Detections`, but those of tasks that the model lacks.
+FIELDS = ("boxes", "scores", "classes", "masks", "valid", "keypoints")
 _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # of a container
 
 

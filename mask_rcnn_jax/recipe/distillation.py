@@ -30,6 +30,7 @@ class DistillOptions:
         temperature: divides both logits in it.
         box_weight: factor for the smooth L1 loss between boxes at foreground RoIs.
         mask_weight: factor for the divergence between masks at foreground RoIs.
+        keypoint_weight: factor for the divergence between heatmaps of keypoints at foreground RoIs.
         rpn_weight: factor for the divergence between objectness at the sampled anchors; teacher
             and student need equal anchors.
         warmup_until: all weights grow in a straight line up to this fraction of `train.steps`.
@@ -46,12 +47,14 @@ class DistillOptions:
     temperature: float = 1.0
     box_weight: float = 0.0
     mask_weight: float = 1.0
+    keypoint_weight: float = 1.0
     rpn_weight: float = 0.0
     warmup_until: float = 0.0
     decay_from: float = 1.0
 
     def __post_init__(self):
-        names = ("feature_weight", "cls_weight", "box_weight", "mask_weight", "rpn_weight")
+        of = "feature", "cls", "box", "mask", "keypoint", "rpn"
+        names = [f"{name}_weight" for name in of]
         parts.check_at_least(self, **dict.fromkeys(names, 0.0))
         if not self.temperature > 0:
             raise ValueError(f"temperature is {self.temperature}, expected above 0")
@@ -65,7 +68,7 @@ class DistillOptions:
 
     def weight(self, task: str) -> float:
         """Return the factor for a task's loss, such as "mask"."""
-        return getattr(self, f"{task}_weight", 0.0)
+        return getattr(self, f"{task}_weight")
 
     def factor(self, step: jax.Array, steps: int) -> jax.Array:
         """Return the factor for all weights in a step, from 0, when a run has `steps`."""

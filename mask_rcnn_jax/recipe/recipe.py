@@ -40,6 +40,7 @@ class Recipe:
             found = f"model.input.mean and std have {channels} values"
             measured = "; `prepare stats` measures them" if self.data.bands.names else ""
             raise ValueError(f"{found}, expected {count}, for {names}{measured}")
+        self._check_keypoints()
         kind = self.model.mask_targets.kind
         frame = "image" if kind == "whole" else "box"
         if self.data.mask_frame != frame:
@@ -54,6 +55,16 @@ class Recipe:
         if points and self.eval.augments:
             expected = "expected neither with data.keypoints, which views do not merge"
             raise ValueError(f"eval.tta_scales and eval.tta_flip are set, {expected}")
+
+    def _check_keypoints(self) -> None:
+        if not self.model.has_keypoints:
+            return
+        found, named = self.model.keypoint_head.get("num_keypoints", None), self.data.keypoints
+        if not named or found not in (None, len(named)):
+            raise ValueError(
+                f"model.keypoint_head.num_keypoints is {found}, but data.keypoints names "
+                f"{len(named)}"
+            )
 
     @classmethod
     def read(cls, tree: parts.Section, *, imports: bool = True) -> "Recipe":

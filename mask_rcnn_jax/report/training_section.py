@@ -14,6 +14,7 @@ _LOSSES = {
     "loss/box_cls": "Categories",
     "loss/box_reg": "Boxes",
     "loss/mask": "Masks",
+    "loss/keypoint": "Keypoints",
 }
 
 

@@ -24,6 +24,7 @@ NAMES = {
     "loss/box_cls": "loss_classifier",
     "loss/box_reg": "loss_box_reg",
     "loss/mask": "loss_mask",
+    "loss/keypoint": "loss_keypoint",
     "lr": "learning_rate",
     "perf/images_per_s": "throughput",
     "perf/peak_memory_mb": "memory",

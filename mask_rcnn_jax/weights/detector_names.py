@@ -51,9 +51,15 @@ _TORCHVISION_PREDICTORS: Rows = (
     ("roi_heads.mask_predictor.conv5_mask", "mask_head/mask_deconv"),
     ("roi_heads.mask_predictor.mask_fcn_logits", "mask_head/mask_predictor"),
 )
+_TORCHVISION_KEYPOINTS: Rows = (
+    # A ReLU follows each convolution, and has a number, too.
+    *((f"roi_heads.keypoint_head.{2 * i}", f"keypoint_head/keypoint_fcn{i + 1}") for i in range(8)),
+    ("roi_heads.keypoint_predictor.kps_score_lowres", "keypoint_head/keypoint_deconv"),
+)
 _TORCHVISION_HEADS: Rows = (
     ("roi_heads.box_head.fc{fc+5}", "box_head/fc{fc}"),
     *_TORCHVISION_PREDICTORS,
+    *_TORCHVISION_KEYPOINTS,
 )
 TORCHVISION: Rows = (
     *torch_resnet("backbone.body."),
@@ -99,6 +105,8 @@ _DETECTRON2_HEADS: Rows = (
     ("roi_heads.mask_head.mask_fcn{fcn}.norm", "mask_head/mask_fcn{fcn}_norm"),
     ("roi_heads.mask_head.deconv", "mask_head/mask_deconv"),
     ("roi_heads.mask_head.predictor", "mask_head/mask_predictor"),
+    ("roi_heads.keypoint_head.conv_fcn{fcn}", "keypoint_head/keypoint_fcn{fcn}"),
+    ("roi_heads.keypoint_head.score_lowres", "keypoint_head/keypoint_deconv"),
 )
 _DETECTRON2_FPN: Rows = (
     ("backbone.fpn_lateral{level}", "fpn/fpn_lateral{level}"),

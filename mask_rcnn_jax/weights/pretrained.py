@@ -34,11 +34,12 @@ from mask_rcnn_jax.weights.saved_model import saved_entries
 from mask_rcnn_jax.weights.sources import RANGES, SOURCES
 from mask_rcnn_jax.weights.stem import fit_stem
 
-# Layers whose shape depends on the number of classes.
+# Layers whose shape depends on the number of classes, or of keypoints.
 CLASS_DEPENDENT = (
     "params/box_head/cls_score/",
     "params/box_head/bbox_pred/",
     "params/mask_head/mask_predictor/",
+    "params/keypoint_head/keypoint_deconv/",
     *(
         f"params/cascade/heads_{i}/{name}/"
         for i in range(RANGES["cascade"][1])
@@ -55,9 +56,9 @@ NOT_PRETRAINED = (
 )
 
 COLOR_STATISTICS = ("model.input.mean", "model.input.std")
-# What a model may lack: one of boxes alone takes the weights of a Mask R-CNN, and a float model
+# What a model may lack: one of boxes alone takes the weights of one with tasks, and a float model
 # those of one in int8.
-NOT_NEEDED = ("mask_head", RANGE)
+NOT_NEEDED = ("mask_head", "keypoint_head", RANGE)
 
 
 def is_run(path: str | os.PathLike) -> bool:

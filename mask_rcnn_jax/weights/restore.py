@@ -138,8 +138,9 @@ def load_variables(
     absent = sorted(expected["params"].keys() - loaded["params"].keys())
     if absent:
         advice = "use model.init_from for such a file"
-        if absent == ["mask_head"]:
-            advice = "model.mask_head.name=none is the model of boxes alone"
+        if absent in (["mask_head"], ["keypoint_head"]):
+            alone = "of boxes alone" if absent == ["mask_head"] else "without keypoints"
+            advice = f"model.{absent[0]}.name=none is the model {alone}"
         raise ValueError(f"{path} has no {', '.join(absent)}; {advice}")
     return variables
 

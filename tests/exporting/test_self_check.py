@@ -32,7 +32,7 @@ def test_a_self_check_without_detections_is_said(caplog):
     assert "it compared no detection" in caplog.text
 
 
-@pytest.mark.parametrize("field", ["boxes", "scores", "masks"])
+@pytest.mark.parametrize("field", ["boxes", "scores", "masks", "keypoints"])
 @pytest.mark.parametrize("change", ["small", "not a number"])
 def test_each_output_must_be_within_its_tolerance(field, change):
     rng = np.random.default_rng(0)
@@ -43,9 +43,10 @@ def test_each_output_must_be_within_its_tolerance(field, change):
         classes=np.array([[2, 1]], np.int32),
         masks=rng.uniform(0, 0.8, (1, 2, 28, 28)).astype(np.float32),
         valid=np.ones((1, 2), bool),
+        keypoints=rng.uniform(0, 40, (1, 2, 5, 3)).astype(np.float32),
     )
     changed = {**sound, field: sound[field].copy()}
-    small = {"boxes": 0.2, "scores": 0.002, "masks": 0.15}[field]
+    small = {"boxes": 0.2, "scores": 0.002, "masks": 0.15, "keypoints": 1.5}[field]
     changed[field][0, 0] += small if change == "small" else np.nan
     inputs = [(np.zeros((1, 48, 64, 3), np.uint8), np.array([[48, 64]]))]
 
