@@ -28,6 +28,7 @@ NAMES = [
     "coco",
     "coco_convnext",
     "coco_detectron2",
+    "coco_keypoints",
     "coco_mmdet",
     "coco_nvidia_pytorch",
     "coco_nvidia_tf1",

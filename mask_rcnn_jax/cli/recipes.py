@@ -19,7 +19,7 @@ class Known(NamedTuple):
 
     @property
     def aps(self) -> str:
-        return "-" if self.box_ap is None else f"{self.box_ap} / {self.mask_ap}"
+        return "-" if self.box_ap is None else f"{self.box_ap} / {self.mask_ap or '-'}"
 
     @property
     def weights(self) -> list[str]:

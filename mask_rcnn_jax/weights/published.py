@@ -155,6 +155,19 @@ PUBLISHED = {
     "detectron2_vitdet_cascade_h": _detectron2(
         "ViTDet/COCO/cascade_mask_rcnn_vitdet_h/f328730692", "f05665", "coco_vitdet:cascade_h"
     ),
+    "keypointrcnn_resnet50_fpn_coco": _torchvision(
+        "keypointrcnn_resnet50_fpn_coco-fc266e95", "coco_keypoints:coco_v1"
+    ),
+    "detectron2_keypoints_r50_1x": _detectron2(
+        "COCO-Keypoints/keypoint_rcnn_R_50_FPN_1x/137261548",
+        "04e291",
+        "coco_keypoints:detectron2",
+    ),
+    "detectron2_keypoints_r50_3x": _detectron2(
+        "COCO-Keypoints/keypoint_rcnn_R_50_FPN_3x/137849621",
+        "a6e10b",
+        "coco_keypoints:detectron2_3x",
+    ),
     "mae_vit_base": _mae("base", "8cad7c"),
     "mae_vit_large": _mae("large", "b8b06e"),
     "mae_vit_huge": _mae("huge", "9bdbb0"),
