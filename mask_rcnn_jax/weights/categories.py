@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 
+from mask_rcnn_jax.annotations.keypoints import PERSON
 from mask_rcnn_jax.data.coco import load_categories
 from mask_rcnn_jax.data.coco_categories import COCO_CATEGORIES
 from mask_rcnn_jax.data.options import DataOptions
@@ -15,7 +16,7 @@ def guess_categories(data: DataOptions, variables: dict, stated: Sequence[dict] 
     """Return categories for weights of a file.
 
     Takes the names of the "val" set if their number is right, else those `stated` beside the file,
-    else COCO's, else numbers.
+    else COCO's, whose people alone have its keypoints, else numbers.
     """
     count = num_classes_in(variables)
     assert count is not None  # `load_variables` refuses a backbone alone
@@ -26,6 +27,8 @@ def guess_categories(data: DataOptions, variables: dict, stated: Sequence[dict] 
             return categories
     if len(stated) == count:
         return list(stated)
+    if count == 1 and data.keypoints == PERSON:
+        return [{"id": 1, "name": "person"}]
     raw = data.class_ids == "raw"
     names = dict(COCO_CATEGORIES)
     if count == (max(names) if raw else len(names)):

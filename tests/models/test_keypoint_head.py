@@ -17,6 +17,7 @@ from mask_rcnn_jax.models.build import abstract_variables, build_model, named_se
 from mask_rcnn_jax.models.keypoints import Heatmaps, KeypointHead, KeypointTask
 from mask_rcnn_jax.models.sampling import MaskRoIs
 from mask_rcnn_jax.training.step import StepOptions, TrainState, make_train_step
+from mask_rcnn_jax.weights.categories import guess_categories
 from mask_rcnn_jax.weights.convert import to_detectron2, to_flax, to_torchvision
 from tests.helpers import (
     any_variables,
@@ -85,6 +86,14 @@ def test_detections_are_torchvisions(weights):
             keypoints[..., :2], expected[f"keypoints{i}"][..., :2], atol=1e-2
         )
         np.testing.assert_allclose(keypoints[..., 2], expected[f"keypoints_scores{i}"], atol=1e-3)
+
+
+def test_the_only_class_of_cocos_keypoints_is_a_person(weights):
+    variables, _ = to_flax(weights, norm="frozen", eps=1e-5)
+    data = load_config("coco_keypoints", {"data.val_json": ""}).data
+    assert guess_categories(data, variables) == [{"id": 1, "name": "person"}]
+    other = dataclasses.replace(data, keypoints=NAMES)
+    assert guess_categories(other, variables) == [{"id": 1, "name": "class 1"}]
 
 
 def test_weights_go_to_both_systems_and_back(weights):
