@@ -12,9 +12,10 @@ from mask_rcnn_jax.annotations.keypoints import PERSON, Keypoints, mirror_places
 from mask_rcnn_jax.data.augment import augmented
 from mask_rcnn_jax.data.checking import inspect_coco
 from mask_rcnn_jax.data.coco import for_workers, load_coco
+from mask_rcnn_jax.data.compact import compact, expand
 from mask_rcnn_jax.data.copy_paste import CopyPaste
 from mask_rcnn_jax.data.cut import cut_objects
-from mask_rcnn_jax.data.dataset import Annotation
+from mask_rcnn_jax.data.dataset import Annotation, ImageRecord, check_dataset
 from mask_rcnn_jax.data.example import Example
 from mask_rcnn_jax.data.geometry import (
     FixedSizeCrop,
@@ -259,6 +260,34 @@ def test_pasted_objects_hide_the_points_that_they_cover():
     assert found.mirror == MIRROR
 
 
+def test_datasets_of_users_have_keypoints_too():
+    points = np.array([(30.5, 20, 2), (40, 30, 1), (0, 0, 0)], np.float32)
+
+    class Figures:
+        class_names = ("figure",)
+        keypoints = Keypoints(NAMES, 0.5)
+        images = (ImageRecord(7, "a.png", HEIGHT, WIDTH, (annotation(points),)),)
+
+        def decode(self, index):
+            return np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+
+    dataset = Figures()
+    check_dataset(dataset, "train_set")
+    (entry,) = coco_content(dataset)["annotations"]
+    assert entry["keypoints"] == [30, 19.5, 2, 39.5, 29.5, 1, 0, 0, 0]
+    assert coco_content(dataset)["categories"][0]["keypoints"] == list(NAMES)
+    for wrong in (points[:2], None):
+        objects = (replace(annotation(points), keypoints=wrong),)
+        dataset.images = (replace(Figures.images[0], annotations=objects),)
+        with pytest.raises(ValueError, match="object 0: expected 3 keypoints"):
+            check_dataset(dataset, "train_set")
+    for wrong in (points[:, :2], points * np.nan):
+        objects = (replace(annotation(points), keypoints=wrong),)
+        dataset.images = (replace(Figures.images[0], annotations=objects),)
+        with pytest.raises(ValueError, match=r"expected finite \[P, 3\]"):
+            check_dataset(dataset, "train_set")
+
+
 def test_functions_of_users_must_return_keypoints(tmp_path):
     dataset = load(tmp_path)
 
@@ -300,6 +329,9 @@ def test_batches_have_points_in_network_pixels(tmp_path):
     for row, index in enumerate(batch.image_index):
         expected = load_example(dataset, int(index), options).targets.keypoints
         np.testing.assert_array_equal(batch.targets.keypoints[row], expected)
+    sent = compact(batch, np.zeros)
+    assert sent.targets.keypoints.shape == (2, 3, 3)  # of two objects
+    np.testing.assert_array_equal(expand(sent).targets.keypoints, batch.targets.keypoints)
     few = replace(options, min_keypoints=3)  # the second image has two
     for some in (dataset, replace(dataset, images=dataset.images[:])):
         factors = epoch_factors(some, few, NO_REPEATS, keep_empty=True)
