@@ -17,11 +17,12 @@ from mask_rcnn_jax.models.convnext import ConvNeXt
 from mask_rcnn_jax.models.fpn import FPN
 from mask_rcnn_jax.models.image_input import ImageInput
 from mask_rcnn_jax.models.keypoints import KeypointHead
+from mask_rcnn_jax.models.mask_heads import MeanMaskHead
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, Precision
 from mask_rcnn_jax.models.mask_targets import MaskTargets
 from mask_rcnn_jax.models.mobilenet import MobileNetV4
 from mask_rcnn_jax.models.prepared import PREPARED
-from mask_rcnn_jax.models.protocols import PROTOCOLS, BoxHeadLike, ability, check_call
+from mask_rcnn_jax.models.protocols import PROTOCOLS, check_call
 from mask_rcnn_jax.models.quantization import Quantization
 from mask_rcnn_jax.models.regnet import RegNet
 from mask_rcnn_jax.models.resnet import ResNet
@@ -67,7 +68,7 @@ BUILDERS: dict[str, dict[str, Callable]] = {
     },
     "fpn": {"fpn": FPN, "simple": SimplePyramid},
     "box_head": {"two_fc": BoxHead, "conv_fc": BoxHead},
-    "mask_head": {"four_conv": MaskHead, "none": no_head},
+    "mask_head": {"four_conv": MaskHead, "mean": MeanMaskHead, "none": no_head},
     "keypoint_head": {"none": no_head, "conv_deconv": KeypointHead},
 }
 
@@ -211,7 +212,6 @@ def build_model(
     computed = PRECISIONS[resolve_precision(precision)]
     given: dict[str, Any] = {"num_classes": options.num_classes, "dtype": computed.dtype}
     in_backbone, in_heads = (name in REMATS[remat] for name in ("backbone", "heads"))
-    box_head = _head(options.box_head, in_heads, given)
     built = MaskRCNN(
         input=options.input,
         backbone=options.backbone.make(dtype=computed.dtype, remat=in_backbone),
@@ -222,8 +222,8 @@ def build_model(
         rpn_head=_rpn_head(options, in_heads, computed.dtype),
         sampling=options.sampling,
         roi_align=options.roi_align,
-        box_head=box_head,
-        cascade=_cascade(options, box_head, in_heads, given),
+        box_head=_head(options.box_head, in_heads, given),
+        cascade=_cascade(options, in_heads, given),
         classifier=replace(options.classifier, image_counts=image_counts),
         mask_head=_head(options.mask_head, in_heads, given),
         mask_targets=options.mask_targets,
@@ -245,20 +245,15 @@ def _rpn_head(options: ModelOptions, recomputed: bool, dtype: Any) -> RPNHead:
 
 def _head(head: parts.Named, recomputed: bool, given: Mapping[str, Any]) -> Any:
     """Build a head, or return None for the model without it."""
-    if recomputed and head.builder in (BoxHead, MaskHead, KeypointHead):
+    if recomputed and head.builder in (BoxHead, MaskHead, MeanMaskHead, KeypointHead):
         head = replace(head, builder=_recomputed(head.builder))
     return head.make(**given)
 
 
-def _cascade(
-    options: ModelOptions, box_head: nn.Module, recomputed: bool, given: Mapping[str, Any]
-) -> Cascade:
+def _cascade(options: ModelOptions, recomputed: bool, given: Mapping[str, Any]) -> Cascade:
     """Build the cascade, whose stages have heads like the box head, each with its own widths."""
     cascade, head = options.cascade, options.box_head
     stages = range(len(cascade.fg_iou_thresh))
-    if stages and not ability(box_head, BoxHeadLike, "class_agnostic"):
-        expected = "expected True with model.cascade.fg_iou_thresh"
-        raise ValueError(f"model.box_head.class_agnostic is False, {expected}")
     heads = []
     for i in stages:
         entries = dict(head.entries)

@@ -3,7 +3,7 @@
 
 from collections.abc import Callable
 from dataclasses import field, replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jax import lax
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.channels import Channels, Widths
 from mask_rcnn_jax.models.outputs import StageOutputs
-from mask_rcnn_jax.models.protocols import PartLike, ability
+from mask_rcnn_jax.models.protocols import BoxHeadLike, PartLike, ability
 from mask_rcnn_jax.models.sampling import SampledRoIs
 from mask_rcnn_jax.ops import matching
 from mask_rcnn_jax.ops.boxes import BoxCoder
@@ -29,12 +29,16 @@ class Cascade(nn.Module):
 
     RoIs are sampled once. Each stage matches the boxes of the one before, without empty ones, to
     the ground truth. The gradient of each stage in the features is divided by the number of stages.
-    Detections have the boxes of the last stage and the mean of the stages' scores.
+    Detections have the boxes of the last stage and the mean of the stages' scores. If classes have
+    boxes of their own, the next stage gets that of the RoI's class in training, of background that
+    of the most probable class, as in prediction.
 
     Attributes:
         fg_iou_thresh: for each of these stages, the IoU of foreground RoIs; others are background.
             (0.6, 0.7) in the paper; (): no stage.
         weight_factors: for each of them, what multiplies `model.box_coder.weights`.
+        box_weights: for each of them, the weights of its `model.box_coder`; (): by factors.
+        mean_of: "scores", or "logits" for scores of the mean logits (mmdetection).
         widths: channels where `prune` left fewer, by name, such as (("heads_0/fc1", 512),); (): as
             many as the box head without pruning.
     """
@@ -42,6 +46,8 @@ class Cascade(nn.Module):
     heads: tuple[nn.Module, ...] = field(default=(), metadata=parts.NO_ENTRY)
     fg_iou_thresh: tuple[float, ...] = ()
     weight_factors: tuple[float, ...] = (2.0, 3.0)
+    box_weights: tuple[tuple[float, float, float, float], ...] = ()
+    mean_of: Literal["scores", "logits"] = "scores"
     widths: Widths = ()
 
     def __post_init__(self):
@@ -55,6 +61,11 @@ class Cascade(nn.Module):
             raise ValueError(f"fg_iou_thresh is {self.fg_iou_thresh}, expected between 0 and 1")
         if not all(factor > 0 for factor in self.weight_factors):
             raise ValueError(f"weight_factors is {self.weight_factors}, expected above 0")
+        if len(self.box_weights) not in (0, count) or not all(
+            len(weights) == 4 and min(weights) > 0 for weights in self.box_weights
+        ):
+            expected = f"four numbers above 0 for each of {count} stages"
+            raise ValueError(f"box_weights is {self.box_weights}, expected {expected}")
         names = [f"heads_{i}" for i in range(count)]
         if unknown := [n for n, _ in self.widths if n.partition("/")[0] not in names]:
             raise ValueError(f"widths names {unknown[0]!r}, expected layers of {names}")
@@ -83,6 +94,7 @@ class Cascade(nn.Module):
         """Return the coder of each stage, the box head's first."""
         factors = (1.0, *self.weight_factors[: len(self.heads)])
         weights: list[Any] = [tuple(weight * f for weight in coder.weights) for f in factors]
+        weights[1:] = self.box_weights or weights[1:]
         return [replace(coder, weights=each) for each in weights]
 
     def scale_gradient(self, features: jax.Array) -> jax.Array:
@@ -104,7 +116,8 @@ class Cascade(nn.Module):
         stages, coders = [first], self.coders(coder)
         for i, head in enumerate(self.heads):
             last = stages[-1]
-            boxes = refine(last.rois.boxes, last.box_deltas, image_sizes, coders[i])
+            deltas = self.shared_deltas(last.class_logits, last.box_deltas, last.rois.classes)
+            boxes = refine(last.rois.boxes, deltas, image_sizes, coders[i])
             valid = last.rois.valid & jnp.all(coder.sides(boxes) > 0, axis=-1)
             boxes = jnp.where(valid[..., None], boxes, 0.0)
 
@@ -131,11 +144,32 @@ class Cascade(nn.Module):
         """
         coders, all_logits = self.coders(coder), [logits]
         for i, head in enumerate(self.heads):
+            deltas = self.shared_deltas(logits, deltas)
             boxes = refine(proposals.boxes, deltas, image_sizes, coders[i])
             proposals = replace(proposals, boxes=boxes)
             logits, deltas = run(head, boxes)
             all_logits.append(logits)
-        return classifier.mean_logits(all_logits), deltas, proposals, coders[-1]
+        if self.mean_of == "logits":
+            mean = sum(all_logits[1:], all_logits[0]) / len(all_logits)
+        else:
+            mean = classifier.mean_logits(all_logits)
+        return mean, deltas, proposals, coders[-1]
+
+    def shared_deltas(
+        self, logits: jax.Array, deltas: jax.Array, classes: jax.Array | None = None
+    ) -> jax.Array:
+        """Return the deltas [B, R, .., 4] that move each RoI, of [B, R, K + 1, 4] by class.
+
+        classes: [B, R] of the RoIs, 0 for background, which takes its most probable class; None:
+            all do.
+        """
+        if ability(self.heads[0], BoxHeadLike, "class_agnostic"):
+            return deltas
+        chosen = 1 + jnp.argmax(logits[..., 1:], axis=-1)
+        if classes is not None:
+            chosen = jnp.where(classes > 0, classes, chosen)
+        is_chosen = nn.one_hot(chosen, logits.shape[-1])[..., None]
+        return jnp.sum(jnp.where(is_chosen > 0, deltas, 0.0), axis=2, keepdims=True)
 
 
 def refine(

@@ -75,7 +75,7 @@ class BoxHeadLike(PartLike, Protocol):
 
     Attributes:
         num_classes: K, without background; ONNX export needs it.
-        class_agnostic: False if classes have boxes of their own, which a cascade cannot refine.
+        class_agnostic: False if classes have boxes of their own, of which a cascade refines one.
     """
 
     num_classes: int | None = None

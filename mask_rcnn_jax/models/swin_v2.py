@@ -10,7 +10,8 @@ import numpy as np
 from flax import linen as nn
 
 from mask_rcnn_jax.models.conv import Dense
-from mask_rcnn_jax.models.swin import NORMS, STAGES, Attention, Swin, distances, normal, split_heads
+from mask_rcnn_jax.models.shifted_windows import distances
+from mask_rcnn_jax.models.swin import NORMS, STAGES, Attention, Swin, normal, split_heads
 
 HIDDEN = 512  # channels between the layers that compute positions
 MOST_SCALE = 100.0  # what multiplies cosines, at most
@@ -24,8 +25,17 @@ class SwinV2(Swin):
     Otherwise as `Swin`: norms behind the four maps, padding, extent and shifts.
 
     Attributes:
+        depths: blocks of each of the four stages.
+        width: channels of the first stage; each stage doubles them.
+        num_heads: attention heads in each stage.
+        windows: side of a window in each stage; cells.
         pretrained_windows: side of the window in each stage that positions were learned with, where
             it is another one than now; 0: as in `windows`.
+        drop_path: probability in training that the last block's branches are left out for an image
+            (stochastic depth, Huang et al., 2016); it falls to 0 at the first block.
+        exempt_from_decay: names of layers and parameters that `optim.weight_decay` leaves alone.
+        remat: recompute each block from its input in the backward pass.
+        widths: channels where `prune` left fewer, by name, such as (("res2_0/fc1", 128),); (): all.
     """
 
     windows: tuple[int, ...] = (8, 8, 8, 8)

@@ -30,7 +30,10 @@ HEADS = tuple(
 )
 DETECTOR = BACKBONE + HEADS
 SWIN = ("backbone.windows",)
-CASCADE = ("cascade.fg_iou_thresh", "cascade.weight_factors")  # of detectron2's models with one
+CASCADE = tuple(  # of models with one
+    f"cascade.{name}" for name in ("fg_iou_thresh", "weight_factors", "box_weights", "mean_of")
+)
+SWINS = ("mmdetection_swin", "swin_detection")
 
 ANTIALIAS = "data.antialias"
 # Of our own files.
@@ -161,7 +164,8 @@ def differences(
     ignored = {*expected.ignored, *without} - said.keys()
     entries = expected.entries
     if ours.get("cascade.fg_iou_thresh"):
-        cascade = flatten(parts.to_section(load_own("coco_detectron2:cascade_1x").model))
+        recipe = "coco_swin:cascade_tiny" if source in SWINS else "coco_detectron2:cascade_1x"
+        cascade = flatten(parts.to_section(load_own(recipe).model))
         theirs, entries = theirs | {name: cascade[name] for name in CASCADE}, entries + CASCADE
     pairs = {
         f"model.{name}": (ours[name], theirs[name])

@@ -14,8 +14,10 @@ BOX_LAYERS = ("rpn_head/anchor_deltas", "box_head/bbox_pred")
 
 
 def as_box_head(module: str) -> str:
-    """Return a layer of a cascade's head under the name that it has in the box head."""
-    return re.sub(r"^cascade/heads_\d+/", "box_head/", module)
+    """Return a layer of a cascade's head, or of one of several mask heads, under the name that it
+    has in the only one."""
+    module = re.sub(r"^cascade/heads_\d+/", "box_head/", module)
+    return re.sub(r"^mask_head/heads_\d+/", "mask_head/", module)
 
 
 def to_our_layout(
@@ -80,11 +82,12 @@ def join_attention(params: dict[str, np.ndarray]) -> None:
     for path in [path for path in params if path.endswith("attn/query/kernel")]:
         module, kinds = path.removesuffix("query/kernel"), ("query", "key", "value")
         for leaf in ("kernel", "bias"):
-            found = [params.pop(f"{module}{kind}/{leaf}", None) for kind in kinds]
-            if found[1] is not None:
+            names = [f"{module}{kind}/{leaf}" for kind in kinds]
+            found = [params.pop(name) for name in names if name in params]
+            if len(found) == 3:
                 params[f"{module}qkv/{leaf}"] = np.concatenate(found, axis=-1)
-            elif found[0] is not None:
-                params[f"{module}q_bias"], params[f"{module}v_bias"] = found[0], found[2]
+            elif found:
+                params[f"{module}q_bias"], params[f"{module}v_bias"] = found
     for path in [path for path in params if path.endswith("attn/logit_scale")]:
         module = path.removesuffix("logit_scale")
         if (bias := params.pop(f"{module}qkv/bias", None)) is not None:

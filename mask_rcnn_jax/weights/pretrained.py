@@ -45,6 +45,7 @@ CLASS_DEPENDENT = (
         for i in range(RANGES["cascade"][1])
         for name in ("cls_score", "bbox_pred")
     ),
+    *(f"params/mask_head/heads_{i}/mask_predictor/" for i in range(RANGES["mask"][1])),
 )
 # Arrays that pretrained trunks lack: relative positions, which start at zero, the norms behind
 # a ConvNeXt's maps, and the ranges of int8.

@@ -11,8 +11,9 @@ from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.models.cascade import Cascade, label_rois, refine
 from mask_rcnn_jax.models.roi_heads import BoxHead
 from mask_rcnn_jax.ops.boxes import BoxCoder
+from mask_rcnn_jax.ops.classifier import Classifier
 from mask_rcnn_jax.ops.losses import box_losses
-from mask_rcnn_jax.structures import Targets
+from mask_rcnn_jax.structures import Proposals, Targets
 from mask_rcnn_jax.training.step import loss_terms
 from mask_rcnn_jax.weights.convert import to_flax
 from tests import small_trunk
@@ -261,6 +262,10 @@ def test_a_batch_without_objects_and_boxes_outside_are_finite(objects):
             dict(fg_iou_thresh=(0.6,)),
             r"model.cascade.weight_factors is \(2.0, 3.0\), expected one for each of",
         ),
+        (
+            dict(fg_iou_thresh=(0.6, 0.7), box_weights=((1.0, 1.0, 1.0, 0.0),) * 2),
+            r"model.cascade.box_weights is .*, expected four numbers above 0 for each of 2 stages",
+        ),
         (dict(fg_iou_thresh=(0.6, 1.0)), r"model.cascade.fg_iou_thresh is \(0.6, 1.0\), expected"),
         (
             dict(fg_iou_thresh=(0.6, 0.7), weight_factors=(2.0, -3.0)),
@@ -275,7 +280,31 @@ def test_stages_that_cannot_be_are_refused(section, message):
         build_model(config.model)
 
 
-def test_stages_share_boxes_among_classes():
-    config = tiny_cascade(box_head=dict(class_agnostic=False))
-    with pytest.raises(ValueError, match="model.box_head.class_agnostic is False, expected True"):
-        build_model(config.model)
+def test_boxes_of_a_class_are_refined_by_those_of_the_class():
+    """Of the RoI's in training, of the most probable one for background and in prediction."""
+    cascade = Cascade((BoxHead(3), BoxHead(3)), (0.6, 0.7))
+    rng = np.random.default_rng(0)
+    deltas = rng.normal(size=(1, 3, 4, 4)).astype(np.float32)
+    logits = np.float32([[[9, 1, 2, 3], [9, 1, 5, 3], [0, 7, 1, 1]]])
+    found = cascade.shared_deltas(logits, deltas)
+    np.testing.assert_array_equal(found[0, :, 0], deltas[0, [0, 1, 2], [3, 2, 1]])
+    found = cascade.shared_deltas(logits, deltas, jnp.array([[1, 0, 3]]))
+    np.testing.assert_array_equal(found[0, :, 0], deltas[0, [0, 1, 2], [1, 2, 3]])
+    shared = Cascade((HEAD, HEAD), (0.6, 0.7)).shared_deltas(logits, deltas)
+    np.testing.assert_array_equal(shared, deltas)
+
+
+def test_a_stage_may_have_weights_and_scores_of_its_own():
+    weights = ((20.0, 20.0, 10.0, 10.0), (30.3, 30.3, 14.9, 14.9))
+    cascade = Cascade((HEAD, HEAD), (0.6, 0.7), box_weights=weights, mean_of="logits")
+    found = [coder.weights for coder in cascade.coders(CODER)]
+    assert found == [CODER.weights, *weights]
+    proposals = Proposals(
+        boxes=jnp.ones((1, 1, 4)), scores=jnp.ones((1, 1)), valid=jnp.ones((1, 1))
+    )
+    given = iter(jnp.float32([[[[3.0, 1.0, 2.0]]], [[[0.0, 4.0, 1.0]]]]))
+    run = lambda head, boxes: (next(given), jnp.zeros((1, 1, 3, 4)))  # noqa: E731
+    start = (jnp.float32([[[0.0, 1.0, 3.0]]]), jnp.zeros((1, 1, 3, 4)), proposals)
+    sizes = jnp.array([[8, 8]])
+    logits, *_ = cascade.predict_stages(*start, sizes, run, CODER, Classifier())
+    np.testing.assert_allclose(logits, [[[1.0, 2.0, 2.0]]])

@@ -11,13 +11,14 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
 from mask_rcnn_jax.models.build import abstract_variables, build_model, init_variables
+from mask_rcnn_jax.models.mask_heads import MeanMaskHead
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.roi_heads import BoxHead, MaskHead
 from mask_rcnn_jax.models.rpn import RPNHead
 from mask_rcnn_jax.ops.extent import ValidExtent
 from tests import small_trunk
 from tests.bounds import assert_gradients_close
-from tests.helpers import TINY_TERMS, drawn, tiny_batch, tiny_config
+from tests.helpers import TINY_TERMS, assert_finite_tree, drawn, tiny_batch, tiny_config
 
 CHANNELS = 32
 
@@ -210,3 +211,24 @@ def test_recomputing_heads_changes_no_gradient():
 
 def test_a_model_has_at_most_sixteen_parts():
     assert len([f for f in MaskRCNN.__dataclass_fields__ if f not in ("parent", "name")]) <= 16
+
+
+def test_the_mean_of_several_masks():
+    """Also where a probability is 0 or 1 to rounding, with gradients for all heads."""
+    head = MeanMaskHead(2, 4, num_convs=1, roi_size=2, heads=2)
+    rng = np.random.default_rng(0)
+    x, classes = rng.normal(size=(1, 3, 2, 2, 5)).astype(np.float32), jnp.array([[1, 2, 1]])
+    params = head.init(jax.random.key(0), x, classes)["params"]
+    params["heads_0"]["mask_predictor"]["bias"] = jnp.float32([0, 100, 1])
+    params["heads_1"]["mask_predictor"]["bias"] = jnp.float32([0, -100, -2])
+    one = MaskHead(2, 4, num_convs=1, roi_size=2)
+    each = [one.apply({"params": params[f"heads_{i}"]}, x, classes) for i in range(2)]
+    found = head.apply({"params": params}, x, classes)
+    mean = np.mean([jax.nn.sigmoid(logits) for logits in each], axis=0)
+    np.testing.assert_allclose(jax.nn.sigmoid(found), mean, rtol=0, atol=1e-6)
+    grads = jax.grad(lambda p: head.apply({"params": p}, x, classes).sum())(params)
+    assert_finite_tree(grads)
+    assert all(np.any(grads[f"heads_{i}"]["mask_deconv"]["kernel"]) for i in range(2))
+    assert set(head.prunable) == {f"heads_{i}/{n}" for i in (0, 1) for n in one.prunable}
+    with pytest.raises(ValueError, match="heads is 0, expected at least 1"):
+        MeanMaskHead(2, heads=0)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from mask_rcnn_jax.models.swin import Attention, Swin, distances, from_windows, to_windows
+from mask_rcnn_jax.models.shifted_windows import distances, from_windows, to_windows
+from mask_rcnn_jax.models.swin import Attention, Swin
 from mask_rcnn_jax.models.swin_v2 import SwinV2
 from mask_rcnn_jax.ops.extent import ValidExtent
 from tests.helpers import assert_finite_tree
