@@ -34,6 +34,9 @@ CONVNEXTS = ("coco_convnext", "coco_convnext:small")
 SWINS = ("coco_swin", "coco_swin:tiny_1x", "coco_swin:small", "coco_swin:cascade_tiny",
          "coco_swin:cascade_tiny_1x", "coco_swin:cascade_small",
          "coco_swin:cascade_base")  # fmt: skip
+DINOS = ("coco_dino", *(f"coco_dino:{size}" for size in (
+    "convnext_s", "convnext_b", "convnext_l", "vit_s", "vit_splus", "vit_b", "vit_l", "v2_s",
+    "v2_b", "v2_l", "v2_s_reg", "v2_b_reg", "v2_l_reg")))  # fmt: skip
 REGNETS = ("coco_detectron2:lsj_100ep_regnetx_4gf", "coco_detectron2:lsj_400ep_regnety_4gf")
 KEYPOINTS = ("coco_keypoints", "coco_keypoints:coco_v1", "coco_keypoints:detectron2",
              "coco_keypoints:detectron2_3x")  # fmt: skip
@@ -41,7 +44,7 @@ OTHERS = ("coco_mmdet", "dense", "dense:scratch", "dense:small", "finetune", "lv
           "quickstart")  # fmt: skip
 OTHER_PARTS = ("model.backbone.", "model.fpn.")  # their sections have entries of their own
 # One of each kind, but for the systems and cascades, which have tests of their own.
-KINDS = ("coco_detectron2:x101_3x", "coco_convnext", REGNETS[1], "quickstart")
+KINDS = ("coco_detectron2:x101_3x", "coco_convnext", "coco_dino:v2_s_reg", REGNETS[1], "quickstart")
 
 
 def recipe(name: str):
@@ -51,13 +54,15 @@ def recipe(name: str):
 
 @pytest.mark.parametrize(
     "name",
-    [*SYSTEMS, *VARIANTS, *TRANSFORMERS, *CONVNEXTS, *SWINS, *REGNETS, *KEYPOINTS, *OTHERS],
+    [*SYSTEMS, *VARIANTS, *TRANSFORMERS, *CONVNEXTS, *DINOS, *SWINS, *REGNETS, *KEYPOINTS]
+    + [*OTHERS],
 )
 def test_every_recipe_has_the_same_entries(name):
     config, reference = recipe(name).to_dict(), recipe("coco").to_dict()
     ours, theirs = flatten(config).keys(), flatten(reference).keys()
-    if name in (*TRANSFORMERS, *CONVNEXTS, *SWINS, *REGNETS):
-        others = OTHER_PARTS if name in TRANSFORMERS else OTHER_PARTS[:1]
+    if name in (*TRANSFORMERS, *CONVNEXTS, *DINOS, *SWINS, *REGNETS):
+        has_pyramid = name in TRANSFORMERS or "dino:v" in name
+        others = OTHER_PARTS if has_pyramid else OTHER_PARTS[:1]
         others += ("model.mask_head.heads",) if "swin:cascade" in name else ()
         ours, theirs = ({n for n in names if not n.startswith(others)} for names in (ours, theirs))
     if name in KEYPOINTS:
@@ -77,7 +82,7 @@ def test_every_recipe_has_the_same_entries(name):
         *KINDS,
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in (*VARIANTS, *TRANSFORMERS, *CONVNEXTS, *SWINS, *REGNETS, *OTHERS)
+            for name in (*VARIANTS, *TRANSFORMERS, *CONVNEXTS, *DINOS, *SWINS, *REGNETS, *OTHERS)
             if name not in KINDS
         ),
     ],
@@ -154,6 +159,22 @@ def test_the_schedule_of_swin(name, epochs, decays):
     assert config.train.steps == epochs * 7330 and config.optim.weight_decay == 0.05
     backbone = make_model(config, 80).backbone
     assert {"position_bias", "norm1", "down3_norm", "output2_norm"} < {*backbone.exempt_from_decay}
+
+
+# timm 1.0.31's counts; of DINOv2 without keys' biases, with patches of 16 pixels and a position of
+# the class token; of a ConvNeXt with norms of all maps.
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("vit_s", 21_596_160), ("vit_splus", 28_692_480), ("vit_b", 85_659_648),
+     ("vit_l", 303_128_576), ("v2_s", 22_056_192 - 12 * 384 + 384 * 3 * (16**2 - 14**2)),
+     ("v2_b_reg", 86_582_016 - 11 * 768 + 768 * 3 * (16**2 - 14**2)),
+     ("convnext_l", 196_230_336 + 2 * (192 + 384 + 768))],
+)  # fmt: skip
+def test_trunks_of_dino_have_timm_s_number_of_parameters(name, count):
+    trunk = recipe(f"coco_dino:{name}").model.backbone.make(dtype="float32", remat=False)
+    images = jax.ShapeDtypeStruct((1, 64, 96, 3), "float32")
+    shapes = jax.eval_shape(lambda x: trunk.init(jax.random.key(0), x, train=False), images)
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes["params"])) == count
 
 
 @pytest.mark.parametrize("name", ["coco_detectron2:cascade_3x", "coco_vitdet:cascade_b"])

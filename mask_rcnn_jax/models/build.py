@@ -14,6 +14,7 @@ from mask_rcnn_jax import parts
 from mask_rcnn_jax.host import on_host
 from mask_rcnn_jax.models.cascade import Cascade
 from mask_rcnn_jax.models.convnext import ConvNeXt
+from mask_rcnn_jax.models.dino import Dino
 from mask_rcnn_jax.models.fpn import FPN
 from mask_rcnn_jax.models.image_input import ImageInput
 from mask_rcnn_jax.models.keypoints import KeypointHead
@@ -71,6 +72,7 @@ BUILDERS: dict[str, dict[str, Callable]] = {
     "mask_head": {"four_conv": MaskHead, "mean": MeanMaskHead, "none": no_head},
     "keypoint_head": {"none": no_head, "conv_deconv": KeypointHead},
 }
+BUILDERS["backbone"]["dino"] = Dino
 
 # Their arguments that come later.
 LATER = {"backbone": ("dtype", "remat")} | dict.fromkeys(

@@ -194,9 +194,9 @@ class Attention(nn.Module):
 
 
 def attend(
-    query: jax.Array, key: jax.Array, value: jax.Array, bias: jax.Array, kind: Attend
+    query: jax.Array, key: jax.Array, value: jax.Array, bias: jax.Array | None, kind: Attend
 ) -> jax.Array:
-    """Attention [B, T, N, c] with a float32 bias [B, N, T, T]; softmax is in float32."""
+    """Attention [B, T, N, c] with a float32 bias [B, N, T, T] or none; softmax is in float32."""
     if kind == "cudnn" and query.dtype == jnp.float32:
         raise ValueError(
             "model.backbone.attention is 'cudnn', which needs train.precision bfloat16 or float16"
@@ -206,10 +206,11 @@ def attend(
         return jax.nn.dot_product_attention(query, key, value, bias, implementation="xla")
 
     def wide(*arrays):  # JAX has no float16 attention for CPUs
-        return xla(*(x.astype(jnp.float32) for x in arrays)).astype(query.dtype)
+        arrays = jax.tree.map(lambda x: x.astype(jnp.float32), arrays)
+        return xla(*arrays).astype(query.dtype)
 
     def cudnn(query, key, value, bias):
-        bias = bias.astype(query.dtype)
+        bias = None if bias is None else bias.astype(query.dtype)
         return jax.nn.dot_product_attention(query, key, value, bias, implementation="cudnn")
 
     branches = {"cpu": wide} if query.dtype == jnp.float16 else {}
@@ -265,6 +266,16 @@ def interpolation(old: int, new: int, kernel: Any) -> np.ndarray:
         weight = kernel(np.abs(centers - place))
         np.add.at(matrix, (np.arange(new), np.clip(place, 0, old - 1)), weight)
     return matrix.astype(np.float32)
+
+
+def antialiased(old: int, new: int) -> np.ndarray:
+    """Return the matrix [new, old] of torch's bicubic `interpolate` with antialiasing: a kernel as
+    wide as the larger of both cells, and no weight beyond the ends."""
+    scale = old / new
+    centers = (np.arange(new) + 0.5) * scale - 0.5
+    distance = np.abs(np.arange(old)[None] - centers[:, None]) / max(scale, 1)
+    matrix = cubic(distance, a=-0.5)
+    return (matrix / matrix.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
 def linear(distance: np.ndarray) -> np.ndarray:

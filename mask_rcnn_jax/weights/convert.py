@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from mask_rcnn_jax.weights.dino_names import joined
 from mask_rcnn_jax.weights.layout import (
     WITHOUT_STATISTICS,
     as_box_head,
@@ -64,6 +65,7 @@ def to_flax(
     or all modules; and the source, see `identify`. Classes keep their order, background first: if a
     system has no background slot for boxes and masks, zeros fill it.
     """
+    arrays = joined(arrays)
     name, paths = identify(list(arrays))
     if name == OURS:
         return {"params": {}, "batch_stats": {}, **unflatten_dict(arrays, sep="/")}, name

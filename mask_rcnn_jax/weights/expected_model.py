@@ -20,6 +20,7 @@ BACKBONE = (
     *INPUT,
 )
 REGNET = ("backbone.norm_eps", *INPUT)
+DINO = ("backbone.norm_eps", *INPUT)
 HEADS = tuple(
     """
     input.pad_multiple anchors.sizes anchors.aspect_ratios anchors.center anchors.rounding
@@ -103,6 +104,8 @@ EXPECTED = {
     "convnext": Expected("coco_convnext", INPUT),
     "dinov3_convnext": Expected("coco_convnext", INPUT),
     "timm_convnext": Expected("coco_convnext", INPUT),
+    **dict.fromkeys(("dinov3", "dinov3_meta"), Expected("coco_dino:vit_s", DINO)),
+    **dict.fromkeys(("dinov2", "dinov2_meta"), Expected("coco_dino:v2_s", DINO)),
     "mmdetection_convnext": Expected("coco_convnext", (*INPUT, *HEADS)),
     **dict.fromkeys(
         ("torchvision_swin", "timm_swin", "swin", "transformers_swin", "mmpretrain_swin"),

@@ -32,7 +32,7 @@ from mask_rcnn_jax.weights.model_folder import folder_of
 from mask_rcnn_jax.weights.run_checkpoint import find_checkpoint, load_checkpoint
 from mask_rcnn_jax.weights.saved_model import saved_entries
 from mask_rcnn_jax.weights.sources import RANGES, SOURCES
-from mask_rcnn_jax.weights.stem import fit_stem
+from mask_rcnn_jax.weights.stem import fit_patches, fit_stem
 
 # Layers whose shape depends on the number of classes, or of keypoints.
 CLASS_DEPENDENT = (
@@ -157,9 +157,10 @@ def initialize_from(
     """
     source = model.init_from
     given: dict[str, Any] = dict(raw=raw, accept_mismatch=accept_mismatch, refused=TRUNK)
-    loaded, lines = fit_stem(load(source, model, **given), variables, model, bands, source)
+    loaded, patches = fit_patches(load(source, model, **given), variables, source)
+    loaded, lines = fit_stem(loaded, variables, model, bands, source)
     variables, report = merge_into(variables, loaded, source=source)
-    for line in lines + report:
+    for line in patches + lines + report:
         logging.info("%s", line)
     return variables
 

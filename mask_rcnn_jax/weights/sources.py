@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mask_rcnn_jax.weights import detector_names as detectors
+from mask_rcnn_jax.weights import dino_names as dino
 from mask_rcnn_jax.weights import trunk_names as trunks
 from mask_rcnn_jax.weights.trunk_names import Rows
 
@@ -80,6 +81,10 @@ _MAE, _MAE_TABLES = trunks.vit("")
 _CONVNEXT, _CONVNEXT_TABLES = trunks.convnext("[backbone.]")
 _TORCHVISION_CONVNEXT, _TORCHVISION_CONVNEXT_TABLES = trunks.torchvision_convnext()
 _DINOV3_CONVNEXT, _DINOV3_CONVNEXT_TABLES = trunks.huggingface_convnext("[model.]")
+_DINOV3, _DINOV3_TABLES = dino.huggingface_dinov3("[model.]")
+_DINOV2, _DINOV2_TABLES = dino.huggingface_dinov2("[dinov2.]")
+_META_DINOV3, _META_DINOV3_TABLES = dino.timm_and_meta(("reg_token", "storage_tokens"), False)
+_META_DINOV2, _META_DINOV2_TABLES = dino.timm_and_meta(("reg_token", "register_tokens"), True)
 _TIMM_CONVNEXT, _TIMM_CONVNEXT_TABLES = trunks.timm_convnext()
 _SWIN, _SWIN_TABLES = trunks.swin("[backbone.]")
 _TIMM_SWIN, _TIMM_SWIN_TABLES = trunks.swin("", "{stage-2}")
@@ -171,6 +176,34 @@ SOURCES = {
         tuple(f"{p}stages.0.layers.0.depthwise_conv.weight" for p in ("", "model.")),
         _DINOV3_CONVNEXT,
         tables=_DINOV3_CONVNEXT_TABLES,
+    ),
+    "dinov3": Source(
+        "Hugging Face's DINOv3 vision transformer",
+        tuple(f"{prefix}layer.0.layer_scale1.lambda1" for prefix in ("", "model.")),
+        _DINOV3,
+        unused=dino.UNUSED,
+        tables=_DINOV3_TABLES,
+    ),
+    "dinov2": Source(
+        "Hugging Face's DINOv2",
+        tuple(f"{prefix}encoder.layer.0.layer_scale1.lambda1" for prefix in ("", "dinov2.")),
+        _DINOV2,
+        unused=dino.UNUSED,
+        tables=_DINOV2_TABLES,
+    ),
+    "dinov3_meta": Source(
+        "Meta's or timm's DINOv3 vision transformer",
+        (dino.TIMM_SIGN, "storage_tokens"),
+        _META_DINOV3,
+        unused=dino.UNUSED,
+        tables=_META_DINOV3_TABLES,
+    ),
+    "dinov2_meta": Source(
+        "Meta's or timm's DINOv2",
+        (dino.META_SIGN,),
+        _META_DINOV2,
+        unused=dino.UNUSED,
+        tables=_META_DINOV2_TABLES,
     ),
     "timm_convnext": Source(
         "timm's ConvNeXt",

@@ -1,4 +1,4 @@
-"""Fit the first convolution of weights for red, green and blue to images of other bands."""
+"""Fit the first convolution of weights to images of other bands, or to patches of another side."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,6 +6,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from mask_rcnn_jax.models.build import ModelOptions
+from mask_rcnn_jax.models.vit import antialiased
 
 COLORS = ("red", "green", "blue")
 
@@ -51,6 +52,27 @@ def fit_stem(
     line = f"{source}: first convolution fitted from red, green, blue to {_listed(names)} ({how})"
     if model.backbone.get("frozen_stages", 0):
         line += "; model.backbone.frozen_stages leaves it as it is"
+    return unflatten_dict(theirs, sep="/"), [line]
+
+
+def fit_patches(loaded: Mapping, variables: Mapping, source: str) -> tuple[Mapping, list[str]]:
+    """Resample loaded patch embeddings of another side than the model's (DINOv2's 14 pixels).
+
+    An image that is larger by the ratio of the sides has the same embeddings then, as far as one
+    kernel can do that (Beyer et al., "FlexiViT", 2023). Returns the variables, and a line for the
+    log if sides differ.
+    """
+    ours, theirs = (flatten_dict(dict(tree), sep="/") for tree in (variables, loaded))
+    name = "params/backbone/patch_embed/kernel"
+    if name not in ours or name not in theirs or "params/backbone/cls_token" not in ours:
+        return loaded, []
+    old, new = theirs[name].shape[0], ours[name].shape[0]
+    if old == new:
+        return loaded, []
+    inverse = np.linalg.pinv(antialiased(old, new).T.astype(np.float64))
+    kernel = np.einsum("yi,xj,ijcf->yxcf", inverse, inverse, theirs[name])
+    theirs[name] = kernel.astype(np.float32)
+    line = f"{source}: patch embedding resampled from {old} to {new} pixels"
     return unflatten_dict(theirs, sep="/"), [line]
 
 

@@ -97,7 +97,7 @@ def huggingface_convnext(prefix: str) -> tuple[Rows, Rows]:
     """Return rows and tables for the DINOv3 ConvNeXt of Hugging Face's transformers."""
     down = prefix + "stages.{stage-2}.downsample_layers."
     theirs, ours = prefix + "stages.{stage-2}.layers.{block}.", "backbone/res{stage}_{block}/"
-    layers = (("depthwise_conv", "dwconv"), ("layer_norm", "norm"))
+    layers = [("depthwise_conv", "dwconv"), ("layer_norm", "norm")]
     layers += (("pointwise_conv1", "fc1"), ("pointwise_conv2", "fc2"))
     return (
         (

@@ -6,13 +6,33 @@ import pytest
 from safetensors.numpy import save_file
 
 from mask_rcnn_jax.config import as_recipe, load_tree
+from mask_rcnn_jax.models.build import named_section
 from mask_rcnn_jax.models.convnext import ConvNeXt
+from mask_rcnn_jax.models.dino import Dino
 from mask_rcnn_jax.weights import pretrained
-from mask_rcnn_jax.weights.convert import identify
+from mask_rcnn_jax.weights.convert import identify, to_flax
+from mask_rcnn_jax.weights.dino_names import joined
+from mask_rcnn_jax.weights.expected_model import mismatches
 from tests.helpers import load_golden
 from tests.weights.dino_files import IMAGES, arrays_of, image
 
 DEPTHS, WIDTH = (1, 2, 1, 1), 4
+VIT = dict(width=32, depth=2, num_heads=2, layers=(0, 1))
+V2 = dict(patch=14, table_side=5, norm_eps=1e-6)
+REGISTERED = V2 | dict(registers=4)
+PLAIN = V2 | dict(registers=0)
+VITS = {
+    "vit3_hf": ({}, "dinov3"),
+    "vit3_hf_plus": (dict(gated=True), "dinov3"),
+    "vit3_timm": ({}, "dinov3_meta"),
+    "vit3_timm_qkvb": (dict(gated=True), "dinov3_meta"),
+    "vit3_meta": ({}, "dinov3_meta"),
+    "vit3_meta_plus": (dict(gated=True), "dinov3_meta"),
+    "vit2_hf": (PLAIN, "dinov2"),
+    "vit2_hf_reg": (REGISTERED, "dinov2"),
+    "vit2_timm_reg": (REGISTERED, "dinov2_meta"),
+    "vit2_timm_reg_16": (REGISTERED | dict(patch=16), "dinov2_meta"),
+}
 CONVNEXTS = {
     "convnext_hf": "dinov3_convnext",
     "convnext_timm": "timm_convnext",
@@ -89,3 +109,43 @@ def test_their_names_are_known(case, source):
 def test_a_file_of_another_size_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"does not fit the model: missing 9 \(params/backbone/r"):
         started(convnext_config((1, 2, 2, 1)), tmp_path, "convnext_hf")
+
+
+def vit_config(**entries):
+    config = load_tree("coco_dino:vit_s")
+    config.model.backbone = named_section("backbone", "dino", **VIT | entries)
+    return config
+
+
+@pytest.mark.parametrize("case", VITS)
+def test_every_layer_of_a_transformer_is_theirs(case, tmp_path):
+    """On a map that is not square, larger and smaller than the table of positions."""
+    entries, source = VITS[case]
+    arrays = joined(arrays_of(case))
+    assert identify(list(arrays))[0] == source
+    params = started(vit_config(**entries), tmp_path, case)
+    drawn = [np.all(leaf == 0.5) for leaf in jax.tree.leaves(params)]
+    assert not any(drawn)
+    model = Dino(**VIT | entries)
+    ours = jax.jit(lambda p, x: model.apply({"params": p}, x, train=False))(params, image(case))
+    theirs = maps_of(case)
+    assert len(ours) == len(theirs) == 2
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["vit3_hf", "vit2_hf"])
+def test_a_file_without_keys_is_refused(case):
+    arrays = {name: array for name, array in arrays_of(case).items() if ".k" not in name}
+    with pytest.raises(ValueError, match=r"(k_proj|key).weight is not in the file"):
+        to_flax(arrays, norm=None, eps=1e-5)
+
+
+def test_other_generations_are_told_apart(tmp_path):
+    """A file of DINOv2 does not fit a trunk of DINOv3, nor colors of another kind its weights."""
+    with pytest.raises(ValueError, match="unexpected 1 .params/backbone/pos_embed"):
+        started(vit_config(), tmp_path, "vit2_hf_reg")
+    model = load_tree("coco_dino:vit_s").model
+    assert mismatches("dinov3", model) == []
+    assert "backbone.norm_eps is 1e-05" in mismatches("dinov2", model)[0]
+    assert mismatches("dinov2_meta", load_tree("coco_dino:v2_b_reg").model) == []
