@@ -24,7 +24,7 @@ from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.resize import resize_image, resize_plan
 from mask_rcnn_jax.images.decode import decode_image
 from mask_rcnn_jax.models.build import init_variables
-from mask_rcnn_jax.models.mask_rcnn import BOX_SIZE, MaskRCNN
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.ops.extent import valid_extent
 from mask_rcnn_jax.weights.convert import to_torchvision
 from mask_rcnn_jax.weights.pretrained import initialize_from
@@ -72,7 +72,7 @@ def calibrate(model: MaskRCNN, variables: dict, images, image_sizes, detect) -> 
     standardize(head["anchor_deltas"], deltas.reshape(-1, 4 * per_cell), deviation=0.2)
     outputs = run("rpn_head", pyramid)
     proposals = run("propose", *outputs, image_sizes, extent=extent, train=False)
-    boxed = run("pool", pyramid, proposals.boxes, size=BOX_SIZE, extent=extent)
+    boxed = run("pool", pyramid, proposals.boxes, size=model.box_roi_size, extent=extent)
     logits, deltas = run("box_head", boxed)
     head = params["box_head"]
     standardize(head["cls_score"], logits.reshape(-1, logits.shape[-1]), deviation=3.0)

@@ -40,6 +40,8 @@ DINOS = ("coco_dino", *(f"coco_dino:{size}" for size in (
 REGNETS = ("coco_detectron2:lsj_100ep_regnetx_4gf", "coco_detectron2:lsj_400ep_regnety_4gf")
 KEYPOINTS = ("coco_keypoints", "coco_keypoints:coco_v1", "coco_keypoints:detectron2",
              "coco_keypoints:detectron2_3x")  # fmt: skip
+POINTRENDS = ("coco_detectron2:pointrend_1x", "coco_detectron2:pointrend",
+              "coco_detectron2:pointrend_x101")  # fmt: skip
 OTHERS = ("coco_mmdet", "dense", "dense:scratch", "dense:small", "finetune", "lvis", "nuclei",
           "quickstart")  # fmt: skip
 OTHER_PARTS = ("model.backbone.", "model.fpn.")  # their sections have entries of their own
@@ -55,7 +57,7 @@ def recipe(name: str):
 @pytest.mark.parametrize(
     "name",
     [*SYSTEMS, *VARIANTS, *TRANSFORMERS, *CONVNEXTS, *DINOS, *SWINS, *REGNETS, *KEYPOINTS]
-    + [*OTHERS],
+    + [*POINTRENDS, *OTHERS],
 )
 def test_every_recipe_has_the_same_entries(name):
     config, reference = recipe(name).to_dict(), recipe("coco").to_dict()
@@ -65,7 +67,7 @@ def test_every_recipe_has_the_same_entries(name):
         others = OTHER_PARTS if has_pyramid else OTHER_PARTS[:1]
         others += ("model.mask_head.heads",) if "swin:cascade" in name else ()
         ours, theirs = ({n for n in names if not n.startswith(others)} for names in (ours, theirs))
-    if name in KEYPOINTS:
+    if name in (*KEYPOINTS, *POINTRENDS):
         heads = ("model.mask_head.", "model.keypoint_head.")
         ours, theirs = ({n for n in names if not n.startswith(heads)} for names in (ours, theirs))
     if name in TRANSFORMERS:
@@ -82,7 +84,16 @@ def test_every_recipe_has_the_same_entries(name):
         *KINDS,
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in (*VARIANTS, *TRANSFORMERS, *CONVNEXTS, *DINOS, *SWINS, *REGNETS, *OTHERS)
+            for name in (
+                *VARIANTS,
+                *TRANSFORMERS,
+                *CONVNEXTS,
+                *DINOS,
+                *SWINS,
+                *REGNETS,
+                *POINTRENDS,
+                *OTHERS,
+            )
             if name not in KINDS
         ),
     ],

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from mask_rcnn_jax.benchmarking import devices, inputs
 from mask_rcnn_jax.models.build import init_variables
-from mask_rcnn_jax.models.mask_rcnn import BOX_SIZE, MaskRCNN
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.ops.extent import ValidExtent, valid_extent
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch
@@ -43,7 +43,8 @@ def train(recipe: Recipe, repeats: int, save: Save = lambda figures: None) -> Fi
     stage = partial(_stage, times, repeats, save)
 
     def pool(rois, task_rois, pyramid):
-        pooled = [run(params, pyramid, rois.boxes, BOX_SIZE, extent, method=MaskRCNN.pool)]
+        size = model.box_roi_size
+        pooled = [run(params, pyramid, rois.boxes, size, extent, method=MaskRCNN.pool)]
         for task in model.tasks:
             given = pyramid, task_rois, extent, model.roi_size(task.name)
             pooled.append(run(params, *given, method=MaskRCNN.pool_rois))
@@ -73,11 +74,14 @@ def train(recipe: Recipe, repeats: int, save: Save = lambda figures: None) -> Fi
     task_rois, _ = model.sampling.mask_rois(rois)
     boxed, *of_tasks = stage("RoIAlign", pool, rois, task_rois, pyramid, gradient=(2,))
     stage("box head", partial(run, method="box_head"), params, boxed, gradient=(0, 1))
+    rows = pyramid, task_rois.boxes[None], task_rois.images[None]
+    own_keys = task_rois.keys(keys, len(keys))[None]
     for task, pooled in zip(model.tasks, of_tasks, strict=True):
-        head, classes = partial(run, method=f"{task.name}_head"), task_rois.classes[None]
-        stage(f"{task.name} head", head, params, pooled, classes, gradient=(0, 1))
-        targets = partial(task.targets, roi_size=model.roi_size(task.name))
-        stage(f"{task.name} targets", targets, batch, task_rois)
+        head = _task_head(run, task.name, *rows, keys=own_keys)
+        given = params, pooled, task_rois.classes[None]
+        found = stage(f"{task.name} head", head, *given, gradient=(0, 1))
+        logits = jax.tree.map(lambda x: x[0], found)
+        stage(f"{task.name} targets", task.targets, batch, task_rois, logits)
     outputs = jax.jit(partial(run, train=False, method=MaskRCNN.forward_train))(params, batch, keys)
     raw = {name: getattr(outputs, name) for name in RAW_OUTPUTS}
     logits = {name: own.logits for name, own in outputs.tasks.items()}
@@ -102,14 +106,15 @@ def infer(recipe: Recipe, repeats: int, save: Save = lambda figures: None) -> Fi
     logits, deltas = stage("RPN head", partial(run, method="rpn_head"), params, pyramid)
     propose = partial(_propose, run, params, extent, train=False)
     proposals = stage("proposals", propose, batch, logits, deltas)
-    boxed = stage("RoIAlign of boxes", partial(pool, size=BOX_SIZE), pyramid, proposals.boxes)
+    pool_boxes = partial(pool, size=model.box_roi_size)
+    boxed = stage("RoIAlign of boxes", pool_boxes, pyramid, proposals.boxes)
     head = stage("box head", partial(run, method="box_head"), params, boxed)
     selected = stage("detections", detect, *head, proposals, batch.image_sizes)
     boxes, _, classes, _ = selected
     for task in model.tasks:
         name, pool_boxes = task.name, partial(pool, size=model.roi_size(task.name))
         pooled = stage(f"RoIAlign of {name}s", pool_boxes, pyramid, boxes)
-        stage(f"{name} head", partial(run, method=f"{name}_head"), params, pooled, classes)
+        stage(f"{name} head", _task_head(run, name, pyramid, boxes), params, pooled, classes)
     return times
 
 
@@ -122,6 +127,15 @@ def _stage(times: dict, repeats: int, save: Save, name: str, function: Callable,
 
 def _trunk(run: Callable, params, batch: Batch) -> list[jax.Array]:
     return run(params, batch.images, batch.image_sizes, train=False, method=MaskRCNN.pyramid)[0]
+
+
+def _task_head(run: Callable, task: str, *rows: Any, **training: Any) -> Callable:
+    """Return a function of params, RoI features and classes; the others as of `run_head`."""
+
+    def head(model: MaskRCNN, pooled: jax.Array, classes: jax.Array) -> Any:
+        return model.run_head(task, pooled, classes, *rows, **training)
+
+    return partial(run, method=head)
 
 
 def _propose(run: Callable, params, extent: ValidExtent, batch: Batch, logits, deltas, *, train):

@@ -19,7 +19,10 @@ class Known(NamedTuple):
 
     @property
     def aps(self) -> str:
-        return "-" if self.box_ap is None else f"{self.box_ap} / {self.mask_ap or '-'}"
+        both = self.box_ap, self.mask_ap
+        if both == (None, None):
+            return "-"
+        return " / ".join("-" if ap is None else str(ap) for ap in both)
 
     @property
     def weights(self) -> list[str]:

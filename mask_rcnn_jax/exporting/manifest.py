@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mask_rcnn_jax.images.bands import RGB, Bands
 from mask_rcnn_jax.models.detect import Detect
-from mask_rcnn_jax.models.protocols import MaskHeadLike
+from mask_rcnn_jax.models.protocols import MaskHeadLike, ability
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.version import __version__
 
@@ -132,7 +134,9 @@ def _outputs(recipe: Recipe, interface: ModelInterface) -> dict[str, dict[str, A
         if name == "masks":
             if not recipe.model.has_masks:
                 continue
-            shape = [2 * recipe.model.mask_head.get("roi_size", MaskHeadLike.roi_size)] * 2
+            head = recipe.model.mask_head.make(num_classes=1, dtype=np.float32)
+            side = ability(head, MaskHeadLike, "mask_size")
+            shape = [side or 2 * ability(head, MaskHeadLike, "roi_size")] * 2
         if name == "keypoints":
             if not recipe.model.has_keypoints:
                 continue

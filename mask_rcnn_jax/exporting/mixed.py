@@ -11,7 +11,7 @@ from absl import logging
 from flax import linen as nn
 
 from mask_rcnn_jax.evaluation.coco import at_limit
-from mask_rcnn_jax.models.mask_rcnn import BOX_SIZE, MaskRCNN, in_precision
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, in_precision
 from mask_rcnn_jax.models.quantization import fake_quantize
 from mask_rcnn_jax.structures import Detections
 
@@ -84,12 +84,13 @@ def _raw_outputs(
     pyramid, extent = model.pyramid(images, image_sizes, train=False)
     logits, deltas = model.rpn_outputs(pyramid, extent)
     outputs = [jnp.concatenate(logits, 1), jnp.concatenate(deltas, 1)]
-    pooled = model.pool(pyramid, found.boxes, BOX_SIZE, extent)
+    pooled = model.pool(pyramid, found.boxes, model.box_roi_size, extent)
     for head in (model.box_head, *model.cascade.heads):
         outputs += head(pooled)
     for task in model.tasks:
         pooled = model.pool(pyramid, found.boxes, model.roi_size(task.name), extent)
-        outputs.append(model.head(task.name)(pooled, found.classes))
+        given = task.name, pooled, found.classes, pyramid, found.boxes
+        outputs.append(model.run_head(*given))
     rows = [jnp.where(jnp.expand_dims(found.valid, range(2, x.ndim)), x, 0) for x in outputs[2:]]
     return outputs[:2] + rows
 

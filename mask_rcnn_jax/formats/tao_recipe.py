@@ -46,7 +46,7 @@ SAME = {
     "fast_rcnn_box_loss_weight": "loss.box_reg_weight",
 }
 # Fields with one possible value here.
-FIXED = {"arch": "resnet", "mrcnn_resolution": 28, "min_level": 2, "max_level": 6}
+FIXED = {"arch": "resnet", "min_level": 2, "max_level": 6}
 # Fields without a counterpart, and why.
 WITHOUT = {
     "skip_checkpoint_variables": "layers of another class count are initialized anew by themselves",
@@ -220,6 +220,11 @@ def _model(spec: Spec) -> dict[str, Any]:
         scales = [2 ** (octave / count) for octave in range(count)]
         shapes = tuple((w * s, h * s) for s in scales for w, h in ratios)
         entries["model.anchors.aspect_ratios"] = shapes
+    if "mrcnn_resolution" in values:
+        side = spec.positive("mrcnn_resolution")
+        if side % 4:
+            raise spec.fault("mrcnn_resolution", "a multiple of 4")
+        entries |= {"model.mask_head.roi_size": side // 2, "model.box_head.roi_size": side // 4}
     if "include_mask" in values:
         weight = values.get("mrcnn_weight_loss_mask", 1.0)
         entries["loss.mask_weight"] = weight if values["include_mask"] else 0.0

@@ -258,6 +258,19 @@ def gather(graph: Graph, eqn: Equation, given: list) -> Value:
     )
 
 
+def scatter(graph: Graph, eqn: Equation, given: list) -> Value:
+    """Write numbers to places of the last axis, in each row of the axes in front."""
+    numbers, shape = eqn.params["dimension_numbers"], eqn.invars[0].aval.shape
+    front, last = tuple(range(len(shape) - 1)), (len(shape) - 1,)
+    batching = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
+    places_of = numbers.inserted_window_dims, numbers.scatter_dims_to_operand_dims
+    if batching != (front, front) or places_of != (last, last) or numbers.update_window_dims:
+        raise CannotConvert("this form of writing to places")
+    x, index, values = (arrange(graph, each) for each in given)
+    index = graph.reshape(index, *eqn.invars[1].aval.shape[:-1])
+    return tensor(graph.op("ScatterElements", x, index, values, axis=last[0]), shape)
+
+
 for _rule in (broadcast, reshape, transpose, iota, slice_rule):
     _rule.keeps_known = True  # type: ignore[attr-defined]
 
@@ -280,4 +293,5 @@ RULES: dict[str, Any] = {
     "pad": pad,
     "top_k": top_k,
     "gather": gather,
+    "scatter": scatter,
 }

@@ -22,6 +22,7 @@ from mask_rcnn_jax.models.mask_heads import MeanMaskHead
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, Precision
 from mask_rcnn_jax.models.mask_targets import MaskTargets
 from mask_rcnn_jax.models.mobilenet import MobileNetV4
+from mask_rcnn_jax.models.point_rend import PointRendHead
 from mask_rcnn_jax.models.prepared import PREPARED
 from mask_rcnn_jax.models.protocols import PROTOCOLS, check_call
 from mask_rcnn_jax.models.quantization import Quantization
@@ -69,7 +70,8 @@ BUILDERS: dict[str, dict[str, Callable]] = {
     },
     "fpn": {"fpn": FPN, "simple": SimplePyramid},
     "box_head": {"two_fc": BoxHead, "conv_fc": BoxHead},
-    "mask_head": {"four_conv": MaskHead, "mean": MeanMaskHead, "none": no_head},
+    "mask_head": {"four_conv": MaskHead, "mean": MeanMaskHead, "pointrend": PointRendHead}
+    | {"none": no_head},
     "keypoint_head": {"none": no_head, "conv_deconv": KeypointHead},
 }
 BUILDERS["backbone"]["dino"] = Dino

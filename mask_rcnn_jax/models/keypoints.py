@@ -132,7 +132,7 @@ class KeypointTask:
     result = "keypoints"
 
     def targets(
-        self, batch: Batch, rois: MaskRoIs, *, roi_size: int
+        self, batch: Batch, rois: MaskRoIs, logits: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Return the cell of each keypoint [N, P], and whether it counts; see `ops.keypoints`."""
         keypoints = batch.targets.keypoints
@@ -141,16 +141,16 @@ class KeypointTask:
         instances = keypoints.shape[1]
         rows = keypoints.reshape(-1, *keypoints.shape[2:])
         matched = rows[rois.images * instances + rois.matched_idxs]
-        cells, counts = keypoint_ops.keypoint_targets(matched, rois.boxes, size=4 * roi_size)
+        cells, counts = keypoint_ops.keypoint_targets(matched, rois.boxes, size=logits.shape[-1])
         return cells, counts & rois.foreground[:, None]
 
-    def loss(self, outputs: "TrainOutputs", options: LossOptions) -> jax.Array:
+    def losses(self, outputs: "TrainOutputs", options: LossOptions) -> dict[str, jax.Array]:
         """Return the cross-entropy over `loss.keypoint_average` keypoints."""
         own = outputs.tasks[self.name]
         cells, counts = own.targets
         budget = len(outputs.class_logits) * self.foreground_per_image * cells.shape[1]
         divisor = {"visible": None, "budget": budget}[options.keypoint_average]
-        return keypoint_ops.keypoint_loss(own.logits, cells, counts, divisor)
+        return {self.name: keypoint_ops.keypoint_loss(own.logits, cells, counts, divisor)}
 
     def divergence(self, logits: jax.Array, teacher: jax.Array, rois: MaskRoIs) -> jax.Array:
         """Return the mean divergence between the foreground RoIs' heatmaps."""

@@ -19,6 +19,7 @@ from mask_rcnn_jax.models.masks import MaskTask
 from mask_rcnn_jax.models.outputs import StageOutputs, TrainOutputs
 from mask_rcnn_jax.models.protocols import (
     PROTOCOLS,
+    BoxHeadLike,
     KeypointHeadLike,
     PartLike,
     ability,
@@ -32,10 +33,10 @@ from mask_rcnn_jax.ops.anchors import AnchorGrid, Anchors
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.classifier import SOFTMAX, Classifier
 from mask_rcnn_jax.ops.extent import STRIDES, ValidExtent
+from mask_rcnn_jax.ops.points import in_image, sample_map
 from mask_rcnn_jax.ops.roi_align import RoIAlign, roi_align
 from mask_rcnn_jax.structures import Batch, Detections, Proposals
 
-BOX_SIZE = 7  # RoIAlign output size for the box head
 # Of an image, in prediction: the mask head's largest maps of one take 0.8 MB each in float32.
 MASKS_AT_ONCE = 256
 
@@ -132,6 +133,11 @@ class MaskRCNN(nn.Module):
             ability(part, PartLike, "trains_batch_stats") for part in parts
         )
 
+    @property
+    def box_roi_size(self) -> int:
+        """Side of the box heads' RoI features."""
+        return ability(self.box_head, BoxHeadLike, "roi_size")
+
     @in_precision
     def forward_train(self, batch: Batch, keys: jax.Array | None, *, train: bool) -> TrainOutputs:
         """Run both stages with sampling.
@@ -149,7 +155,8 @@ class MaskRCNN(nn.Module):
         rois = self.sample(proposals, batch, roi_keys)
 
         def run(head: nn.Module, boxes: jax.Array, valid: jax.Array) -> Any:
-            pooled = self.cascade.scale_gradient(self.pool(pyramid, boxes, BOX_SIZE, extent))
+            pooled = self.pool(pyramid, boxes, self.box_roi_size, extent)
+            pooled = self.cascade.scale_gradient(pooled)
             return head(pooled, **taken(head, valid=valid, train=train))
 
         first = StageOutputs(rois, *run(self.box_head, rois.boxes, rois.valid))
@@ -175,7 +182,7 @@ class MaskRCNN(nn.Module):
             class_logits=first.class_logits,
             box_deltas=first.box_deltas,
             task_rois=task_rois,
-            tasks=self.train_tasks(pyramid, task_rois, batch, extent, train=train),
+            tasks=self.train_tasks(pyramid, task_rois, batch, extent, keys, train=train),
             dropped_masks=dropped,
             stages=stages,
             drawn_classes=tuple(drawn),
@@ -273,7 +280,7 @@ class MaskRCNN(nn.Module):
         """Return class logits and deltas, and the boxes and coder that the deltas are for."""
 
         def run(head: nn.Module, boxes: jax.Array) -> Any:
-            return head(self.pool(pyramid, boxes, BOX_SIZE, extent))
+            return head(self.pool(pyramid, boxes, self.box_roi_size, extent))
 
         logits, deltas = run(self.box_head, proposals.boxes)
         return self.cascade.predict_stages(
@@ -320,7 +327,29 @@ class MaskRCNN(nn.Module):
         pooled = self.pool(pyramid, boxes, self.roi_size(task), extent)
         finish = next(one.found for one in self.tasks if one.name == task)
         longest = STRIDES[0] * max(pyramid[0].shape[1:3])
-        return finish(self.head(task)(pooled, classes), boxes, longest=longest)
+        return finish(self.run_head(task, pooled, classes, pyramid, boxes), boxes, longest=longest)
+
+    def run_head(
+        self,
+        task: str,
+        pooled: jax.Array,
+        classes: jax.Array,
+        pyramid: list[jax.Array],
+        boxes: jax.Array,
+        images: jax.Array | None = None,
+        **training: Any,
+    ) -> Any:
+        """Run a task's head on the RoI features of boxes [B, R, 4] with classes [B, R].
+
+        images: [1, R], those that the boxes are in, with B = 1; None: B counts images. training:
+        `keys` and `train`, which a head may take in training.
+        """
+
+        def sample(points: jax.Array) -> jax.Array:
+            return sample_map(pyramid[0], in_image(points, boxes) / STRIDES[0], images)
+
+        head = self.head(task)
+        return head(pooled, classes, **taken(head, sample=sample, **training))
 
     def train_tasks(
         self,
@@ -328,6 +357,7 @@ class MaskRCNN(nn.Module):
         rois: MaskRoIs | None,
         batch: Batch,
         extent: ValidExtent,
+        keys: jax.Array | None,
         *,
         train: bool,
     ) -> dict[str, TaskOutputs]:
@@ -335,10 +365,12 @@ class MaskRCNN(nn.Module):
         outputs = {}
         for task in self.tasks:
             assert rois is not None
-            head, size = self.head(task.name), self.roi_size(task.name)
-            pooled = self.pool_rois(pyramid, rois, extent, size)
-            logits = head(pooled, rois.classes[None], **taken(head, train=train))[0]
-            outputs[task.name] = TaskOutputs(logits, task.targets(batch, rois, roi_size=size), task)
+            pooled = self.pool_rois(pyramid, rois, extent, self.roi_size(task.name))
+            given = pooled, rois.classes[None], pyramid, rois.boxes[None], rois.images[None]
+            own_keys = rois.keys(keys, len(batch.images))[None]
+            found = self.run_head(task.name, *given, keys=own_keys, train=train)
+            logits = jax.tree.map(lambda x: x[0], found)
+            outputs[task.name] = TaskOutputs(logits, task.targets(batch, rois, logits), task)
         return outputs
 
     def pool_rois(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from mask_rcnn_jax.models.sampling import MaskRoIs
 from mask_rcnn_jax.ops import masks as mask_ops
+from mask_rcnn_jax.ops.points import point_targets
 from mask_rcnn_jax.ops.polygons import polygon_mask_targets
 from mask_rcnn_jax.structures import Targets
 
@@ -46,10 +47,7 @@ class MaskTargets:
             image_sizes: [B, 2] (height, width).
             min_size: smallest RoI side for `ops.polygons`, pixels.
         """
-        images, instances = targets.valid.shape
-        rows = images * instances
-        targets = jax.tree.map(lambda x: x.reshape(rows, *x.shape[2:]), targets)
-        matched_idxs = rois.images * instances + rois.matched_idxs
+        targets, matched_idxs = _flat(targets, rois)
         sources = targets.masks, targets.boxes, rois.boxes, matched_idxs
         if self.kind == "soft":
             return mask_ops.soft_mask_targets(*sources, size=size)
@@ -63,3 +61,20 @@ class MaskTargets:
         polygons = targets.polygons, rois.boxes, matched_idxs
         filled, has_polygons = polygon_mask_targets(*polygons, **options)
         return jnp.where(has_polygons[:, None, None], filled, crops)
+
+    def at(self, targets: Targets, rois: MaskRoIs, points: jax.Array) -> jax.Array:
+        """Return ground truth [N, P] in 0..1 at points [N, P, 2] in network pixels.
+
+        Of whole-image masks or of crops; those of polygons are drawn as crops, too.
+        """
+        flat, matched_idxs = _flat(targets, rois)
+        boxes = None if self.kind == "whole" else flat.boxes
+        return point_targets(flat.masks, boxes, matched_idxs, points)
+
+
+def _flat(targets: Targets, rois: MaskRoIs) -> tuple[Targets, jax.Array]:
+    """All images' targets in one row, and each RoI's place among them."""
+    images, instances = targets.valid.shape
+    rows = images * instances
+    flat = jax.tree.map(lambda x: x.reshape(rows, *x.shape[2:]), targets)
+    return flat, rois.images * instances + rois.matched_idxs

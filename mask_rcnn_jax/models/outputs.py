@@ -23,6 +23,15 @@ class StageOutputs:
 
 @no_type_check  # `jax.tree.map` may put anything into its fields
 @struct.dataclass
+class PointOutputs:
+    """A mask head's logits at points of each RoI in training."""
+
+    points: jax.Array  # [B, R, P, 2] (x, y) as fractions of the RoI's box
+    logits: jax.Array  # [B, R, P] of the true class; unspecified in padding rows
+
+
+@no_type_check  # `jax.tree.map` may put anything into its fields
+@struct.dataclass
 class TrainOutputs:
     """Raw outputs and targets from both stages; A counts anchors over all levels."""
 
@@ -59,9 +68,25 @@ class TrainOutputs:
     @property
     def mask_logits(self) -> Any:
         """[N, M, M] of the true class, unspecified in padding rows; None without a mask head."""
-        return self.tasks["mask"].logits if "mask" in self.tasks else None
+        return self._of_masks("logits")[0]
 
     @property
     def mask_targets(self) -> Any:
         """[N, M, M] in 0..1, unspecified in padding rows; None without a mask head."""
-        return self.tasks["mask"].targets if "mask" in self.tasks else None
+        return self._of_masks("targets")[0]
+
+    @property
+    def point_logits(self) -> Any:
+        """[N, P] of a mask head that learns at points, too; None without one."""
+        points = self._of_masks("logits")[1]
+        return None if points is None else points.logits
+
+    @property
+    def point_targets(self) -> Any:
+        """[N, P] in 0..1, of the same points."""
+        return self._of_masks("targets")[1]
+
+    def _of_masks(self, name: str) -> tuple[Any, Any]:
+        own = self.tasks.get("mask")
+        found = None if own is None else getattr(own, name)
+        return found if isinstance(found, tuple) else (found, None)

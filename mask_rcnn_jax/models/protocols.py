@@ -75,16 +75,18 @@ class BoxHeadLike(PartLike, Protocol):
 
     Attributes:
         num_classes: K, without background; ONNX export needs it.
-        class_agnostic: False if classes have boxes of their own, of which a cascade refines one.
+    class_agnostic: False if classes have boxes of their own, of which a cascade refines one.
+    roi_size: side P of the RoI features.
     """
 
     num_classes: int | None = None
     class_agnostic: bool = True
+    roi_size: int = 7
 
     def __call__(
         self, roi_features: jax.Array, /, *, valid: jax.Array | None = None, train: bool = False
     ) -> tuple[jax.Array, jax.Array]:
-        """Map [B, R, 7, 7, C] to class logits [B, R, K + 1] and box deltas [B, R, K + 1, 4].
+        """Map [B, R, P, P, C] to class logits [B, R, K + 1] and box deltas [B, R, K + 1, 4].
 
         Args:
             valid: [B, R] in training, the rows that are not padding.
@@ -98,18 +100,32 @@ class MaskHeadLike(PartLike, Protocol):
 
     Attributes:
         roi_size: side P of the RoI features.
+        mask_size: side of the masks in prediction; None: twice `roi_size`.
     """
 
     roi_size: int = 14
+    mask_size: int | None = None
 
     def __call__(
-        self, roi_features: jax.Array, classes: jax.Array, /, *, train: bool = False
-    ) -> jax.Array:
-        """Map [B, R, P, P, C] and classes [B, R], 0 for padding, to mask logits [B, R, 2P, 2P].
+        self,
+        roi_features: jax.Array,
+        classes: jax.Array,
+        /,
+        *,
+        sample: Callable[[jax.Array], jax.Array],
+        keys: jax.Array | None = None,
+        train: bool = False,
+    ) -> Any:
+        """Map [B, R, P, P, C] and classes [B, R], 0 for padding, to mask logits [B, R, M, M].
 
-        In training, all images' RoIs are in one row, B = 1.
+        In training, all images' RoIs are in one row, B = 1. A head may have another M then, and may
+        return a pair: with these logits, `models.outputs.PointOutputs`, logits at points of its own
+        choice, which have a loss of their own.
 
         Args:
+            sample: a function of points [B, R, P, 2], (x, y) as fractions of the RoIs' boxes, to
+                features [B, R, P, C] of the finest map, bilinear, zero outside.
+            keys: a random key per RoI [B, R] where losses are computed; None in prediction.
             train: True in training, for batch norm.
         """
         ...

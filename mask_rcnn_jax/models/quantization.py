@@ -14,7 +14,7 @@ RANGE = "input_range"  # name of a layer's range in `batch_stats`
 # Layers that stay float: they are small, and their outputs are scores and coordinates.
 FLOAT_LAYERS = (
     *("objectness_logits", "anchor_deltas", "cls_score", "bbox_pred"),
-    *("mask_predictor", "keypoint_deconv"),
+    *("mask_predictor", "coarse_predictor", "keypoint_deconv"),
 )
 
 

@@ -30,6 +30,7 @@ class BoxHead(nn.Module):
         norm: norm behind each of them, which then has no bias, see `models.norm`.
         num_fcs: fully connected layers.
         class_agnostic: all classes of a RoI share its box deltas.
+        roi_size: side of the RoI features.
         widths: channels where `prune` left fewer, by name, such as (("fc1", 512), ("fc2", 896));
             (): all.
     """
@@ -44,10 +45,11 @@ class BoxHead(nn.Module):
     norm: Norm = "none"
     num_fcs: int = 2
     class_agnostic: bool = False
+    roi_size: int = 7
     widths: Widths = ()
 
     def __post_init__(self):
-        parts.check_at_least(self, channels=1, num_convs=0, conv_channels=1, num_fcs=0)
+        parts.check_at_least(self, channels=1, num_convs=0, conv_channels=1, num_fcs=0, roi_size=1)
         if self.num_convs:
             check_channels(self.norm, self.conv_channels, "conv_channels")
         narrow(self.prunable, self.widths)
@@ -109,7 +111,8 @@ class MaskHead(nn.Module):
             standard deviation 0.001.
         num_convs: 3x3 convolutions.
         norm: norm behind each of them, which then has no bias, see `models.norm`.
-        roi_size: side of the RoI features; masks have twice as many cells per side.
+        roi_size: side of the RoI features; masks have twice as many cells per side: 14 gives
+            28 x 28, 28 gives 56 x 56, 56 gives 112 x 112, for 4 and 16 times the work.
         widths: channels where `prune` left fewer, by name, such as (("mask_fcn1", 128),
             ("mask_deconv", 96)); (): `channels`.
     """

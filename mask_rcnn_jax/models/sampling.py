@@ -13,6 +13,8 @@ from mask_rcnn_jax.ops import matching
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.structures import Proposals, Targets
 
+_POINTS = 0x504F494E  # sets the keys of RoIs apart from others of their image
+
 
 @no_type_check  # `jax.tree.map` may put anything into its fields
 @struct.dataclass
@@ -37,6 +39,19 @@ class MaskRoIs:
     images: jax.Array  # [N] int32 image of the batch, ascending
     matched_idxs: jax.Array  # [N] int32 ground-truth row of that image
     foreground: jax.Array  # [N] bool; the others are padding
+
+    def keys(self, of_images: jax.Array | None, images: int) -> jax.Array:
+        """Return a random key [N] per RoI, a function of its image's key and its rank there.
+
+        of_images: [B]; None: always the same.
+        """
+        if of_images is None:
+            of_images = jax.random.split(jax.random.key(0), images)
+        rank = jnp.arange(len(self.images)) - jnp.searchsorted(
+            self.images, self.images, method="compare_all"
+        )
+        own = jax.vmap(jax.random.fold_in, (0, None))(of_images, _POINTS)
+        return jax.vmap(jax.random.fold_in)(own[self.images], rank)
 
 
 @dataclass(frozen=True)

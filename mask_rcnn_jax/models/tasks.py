@@ -2,7 +2,7 @@
 
 Boxes are what the detector finds; masks and keypoints are tasks. A task called "mask" has
   - a head, the model's part and the recipe's section `mask_head`: RoI features to logits;
-  - targets for the foreground RoIs of training, and a loss between the two: `loss/mask` in the log,
+  - targets for the foreground RoIs of training, and losses between the two: `loss/mask` in the log,
     times `loss.mask_weight`;
   - a divergence from a teacher's logits: `loss/distill_mask`, times `distill.mask_weight`;
   - a result for each detected object, a field of `structures.Detections`.
@@ -41,15 +41,18 @@ class Task(Protocol):
         """The field of `Detections` that is the task's."""
         ...
 
-    def targets(self, batch: Batch, rois: MaskRoIs, *, roi_size: int) -> Any:
+    def targets(self, batch: Batch, rois: MaskRoIs, logits: Any) -> Any:
         """Return what the head should find for each RoI, N rows; those of padding are unspecified.
 
-        roi_size: side of the head's RoI features.
+        logits: the head's outputs, N rows, such as of those sizes.
         """
         ...
 
-    def loss(self, outputs: "TrainOutputs", options: LossOptions) -> jax.Array:
-        """Return the loss [] between the task's logits and targets, without its weight."""
+    def losses(self, outputs: "TrainOutputs", options: LossOptions) -> dict[str, jax.Array]:
+        """Return the losses [] between the task's logits and targets, without its weight.
+
+        The first has the task's name, others names that begin with it.
+        """
         ...
 
     def divergence(self, logits: Any, teacher: Any, rois: MaskRoIs) -> jax.Array:

@@ -7,7 +7,7 @@ import jax
 from flax import struct
 from jax import lax
 
-from mask_rcnn_jax.models.mask_rcnn import BOX_SIZE, MaskRCNN, in_precision
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, in_precision
 from mask_rcnn_jax.models.outputs import TrainOutputs
 from mask_rcnn_jax.models.tasks import TASKS
 from mask_rcnn_jax.structures import Batch
@@ -44,13 +44,13 @@ def teach(
     rpn_logits = model.rpn_outputs(pyramid, extent)[0] if rpn else []
     heads = (model.box_head, *model.cascade.heads)
     stages = [
-        head(model.pool(pyramid, stage.rois.boxes, BOX_SIZE, extent))
+        head(model.pool(pyramid, stage.rois.boxes, model.box_roi_size, extent))
         for stage, head in zip(student.box_stages, heads, strict=False)
     ]
     logits, rois = {}, student.task_rois
     for name in student.tasks:
-        head = model.head(name)
-        if name in tasks and head is not None and rois is not None:
+        if name in tasks and model.head(name) is not None and rois is not None:
             pooled = model.pool_rois(pyramid, rois, extent, model.roi_size(name))
-            logits[name] = head(pooled, rois.classes[None])[0]
+            rows = pyramid, rois.boxes[None], rois.images[None]
+            logits[name] = model.run_head(name, pooled, rois.classes[None], *rows)[0]
     return lax.stop_gradient(TeacherOutputs(pyramid, rpn_logits, stages, logits))

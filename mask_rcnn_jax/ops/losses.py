@@ -199,6 +199,14 @@ def mask_loss(
     return masked_mean(error, jnp.broadcast_to(fg[..., None, None], error.shape))
 
 
+def point_loss(
+    logits: Float[Array, "*N P"], targets: Float[Array, "*N P"], fg: Bool[Array, "*N"]
+) -> Float[Array, ""]:
+    """Binary cross-entropy at points of masks, averaged over those of foreground RoIs."""
+    error = sigmoid_cross_entropy(logits.astype(jnp.float32), targets)
+    return masked_mean(error, jnp.broadcast_to(fg[..., None], error.shape))
+
+
 def masked_mean(x: Float[Array, "*dims"], mask: Bool[Array, "*dims"]) -> Float[Array, ""]:
     """Mean over `mask`, 0 if it is empty; other values get no gradient."""
     return jnp.sum(jnp.where(mask, x, 0.0)) / jnp.maximum(jnp.sum(mask), 1)

@@ -47,7 +47,7 @@ class DistillOptions:
     temperature: float = 1.0
     box_weight: float = 0.0
     mask_weight: float = 1.0
-    keypoint_weight: float = 1.0
+    keypoint_weight: float = 0.0
     rpn_weight: float = 0.0
     warmup_until: float = 0.0
     decay_from: float = 1.0

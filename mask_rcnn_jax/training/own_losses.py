@@ -17,7 +17,7 @@ from mask_rcnn_jax.structures import Batch, Targets
 from mask_rcnn_jax.terminal.safe_text import cut, one_line
 
 OwnLoss = Callable[[TrainOutputs, Targets, Batch], Any]  # returns one number
-_TAKEN = ("total", "rpn_cls", "rpn_box", "box_cls", "box_reg", *TASKS)
+_TAKEN = ("total", "rpn_cls", "rpn_box", "box_cls", "box_reg", *TASKS, "mask_point")
 _EXPECTED = "expected a function of (outputs, targets, batch)"
 
 

@@ -247,7 +247,8 @@ def loss_terms(
     }
     for name, own in outputs.tasks.items():
         weight: float = getattr(options, f"{name}_weight")
-        terms[f"loss/{name}"] = weight * own.task.loss(outputs, options)
+        for term, value in own.task.losses(outputs, options).items():
+            terms[f"loss/{term}"] = weight * value
     dropped = outputs.dropped_masks
     counts = {} if dropped is None else {"dropped_masks": dropped}
     return {"loss/total": sum(terms.values()), **terms, **counts}

@@ -18,6 +18,7 @@ from mask_rcnn_jax.weights.layout import (
     check_classes,
     check_groups,
     check_norm,
+    check_roi_side,
     convert_norm,
     fold_patches,
     is_merging,
@@ -156,6 +157,7 @@ def _detectron2_source(params: Mapping) -> str:
 def _to_torch(variables: Mapping, system: str, norm_eps: float) -> dict[str, np.ndarray]:
     source = SOURCES[system]
     params, stats = (flatten_dict(dict(variables[name]), sep="/") for name in COLLECTIONS)
+    check_roi_side(params, source)
     to_name = partial(_to_name, source)
     result = {}
     for path, value in (params | stats).items():

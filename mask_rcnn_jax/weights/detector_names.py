@@ -28,6 +28,17 @@ def _detectron2_box_head(stage: str, ours: str) -> Rows:
     )
 
 
+def _pointrend(coarse: str, point: str, fc: str) -> Rows:
+    """Return rows for PointRend's heads, whose first files had other names."""
+    return (
+        (coarse + "reduce_spatial_dim_conv", "mask_head/coarse_conv"),
+        (coarse + fc + "{fc}", "mask_head/coarse_fc{fc}"),
+        (coarse + "prediction", "mask_head/coarse_predictor"),
+        (point + "fc{point}", "mask_head/point_head/fc{point}"),
+        (point + "predictor", "mask_head/point_head/predictor"),
+    )
+
+
 def _simple_pyramid() -> Rows:
     """Return rows for ViTDet's pyramid."""
     rows = [
@@ -107,6 +118,8 @@ _DETECTRON2_HEADS: Rows = (
     ("roi_heads.mask_head.predictor", "mask_head/mask_predictor"),
     ("roi_heads.keypoint_head.conv_fcn{fcn}", "keypoint_head/keypoint_fcn{fcn}"),
     ("roi_heads.keypoint_head.score_lowres", "keypoint_head/keypoint_deconv"),
+    *_pointrend("roi_heads.mask_head.coarse_head.", "roi_heads.mask_head.point_head.", "fc"),
+    *_pointrend("roi_heads.mask_coarse_head.", "roi_heads.mask_point_head.", "coarse_mask_fc"),
 )
 _DETECTRON2_FPN: Rows = (
     ("backbone.fpn_lateral{level}", "fpn/fpn_lateral{level}"),

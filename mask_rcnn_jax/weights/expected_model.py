@@ -26,7 +26,7 @@ HEADS = tuple(
     input.pad_multiple anchors.sizes anchors.aspect_ratios anchors.center anchors.rounding
     anchors.stride box_coder.weights box_coder.inclusive roi_align.max_level
     roi_align.sampling_ratio roi_align.aligned roi_align.border roi_align.min_size
-    mask_head.roi_size
+    box_head.roi_size mask_head.roi_size
     """.split()
 )
 DETECTOR = BACKBONE + HEADS

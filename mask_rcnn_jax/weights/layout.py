@@ -10,6 +10,8 @@ from mask_rcnn_jax.weights.sources import Source
 WITHOUT_STATISTICS = ("group", "layer")  # norms
 NORM_LEAVES = ("scale", "bias", "mean", "var")
 ROI_SIDE = 7  # side of the RoI features that the box head flattens
+FIRST_FCS = ("box_head/fc1", "mask_head/coarse_fc1")  # which flatten these
+MASK_LAYERS = ("mask_head/mask_predictor", "mask_head/point_head/predictor")
 BOX_LAYERS = ("rpn_head/anchor_deltas", "box_head/bbox_pred")
 
 
@@ -25,7 +27,10 @@ def to_our_layout(
 ) -> np.ndarray:
     """Convert a kernel or bias, except of a norm, to our layout and class order."""
     if source.layout == "torch":
-        if module == "box_head/fc1" and array.ndim == 2:
+        if array.ndim == 3:  # of PointRend's points: a convolution of one cell
+            is_predictor = module.endswith("/predictor")
+            array = array[..., None] if is_predictor else array[..., 0]
+        if module in FIRST_FCS and array.ndim == 2:
             if array.shape[1] % ROI_SIDE**2:
                 expected = f"a multiple of {ROI_SIDE} x {ROI_SIDE} cells"
                 raise ValueError(f"{name} has {array.shape[1]} inputs, expected {expected}")
@@ -40,9 +45,7 @@ def to_our_layout(
     if source.background == "last":
         if module == "box_head/cls_score":
             array = np.roll(array, 1, axis=-1)
-        elif module == "mask_head/mask_predictor" or (
-            module == "box_head/bbox_pred" and not class_agnostic
-        ):
+        elif module in MASK_LAYERS or (module == "box_head/bbox_pred" and not class_agnostic):
             slot = 4 if module == "box_head/bbox_pred" else 1
             array = np.pad(array, [(0, 0)] * (array.ndim - 1) + [(slot, 0)])
     return np.ascontiguousarray(array)
@@ -55,13 +58,28 @@ def to_torch_layout(module: str, array: np.ndarray, source: Source) -> np.ndarra
             array = np.roll(array, -1, axis=-1)
         elif module == "box_head/bbox_pred" and array.shape[-1] > 4:
             array = array[..., 4:]
-        elif module == "mask_head/mask_predictor":
+        elif module in MASK_LAYERS:
             array = array[..., 1:]
-    if module == "box_head/fc1" and array.ndim == 2:
+    if module in FIRST_FCS and array.ndim == 2:
         outputs = array.shape[1]
         array = array.reshape(ROI_SIDE, ROI_SIDE, -1, outputs).transpose(3, 2, 0, 1)
         return array.reshape(outputs, -1)
-    return array.transpose({4: (3, 2, 0, 1), 2: (1, 0)}.get(array.ndim))
+    array = array.transpose({4: (3, 2, 0, 1), 2: (1, 0)}.get(array.ndim))
+    if module.startswith("mask_head/point_head/") and array.ndim > 1:
+        return array.reshape(*array.shape[:2], 1)
+    return array
+
+
+def check_roi_side(params: Mapping[str, np.ndarray], source: Source) -> None:
+    """Raise ValueError if our box head, by the params' paths, flattens other RoI features."""
+    first = params.get("box_head/fc1/kernel")
+    convs = [name for name in params if re.fullmatch(r"box_head/conv\d+/kernel", name)]
+    before = params.get(max(convs, default="fpn/fpn_output2/kernel"))
+    if first is None or before is None or len(first) == ROI_SIDE**2 * before.shape[-1]:
+        return
+    side = round((len(first) / before.shape[-1]) ** 0.5)
+    expected = f"{source.title} has {ROI_SIDE}"
+    raise ValueError(f"model.box_head.roi_size is {side}, {expected}")
 
 
 def is_merging(module: str) -> bool:

@@ -137,6 +137,21 @@ PUBLISHED = {
     "detectron2_cascade_3x": _detectron2(
         "Misc/cascade_mask_rcnn_R_50_FPN_3x/144998488", "480dd8", "coco_detectron2:cascade_3x"
     ),
+    "detectron2_pointrend_1x": _detectron2(
+        "PointRend/InstanceSegmentation/pointrend_rcnn_R_50_FPN_1x_coco/164254221",
+        "736f5a",
+        "coco_detectron2:pointrend_1x",
+    ),
+    "detectron2_pointrend": _detectron2(
+        "PointRend/InstanceSegmentation/pointrend_rcnn_R_50_FPN_3x_coco/164955410",
+        "edd263",
+        "coco_detectron2:pointrend",
+    ),
+    "detectron2_pointrend_x101": _detectron2(
+        "PointRend/InstanceSegmentation/pointrend_rcnn_X_101_32x8d_FPN_3x_coco/28119989",
+        "ba17b9",
+        "coco_detectron2:pointrend_x101",
+    ),
     "detectron2_vitdet_b": _detectron2(
         "ViTDet/COCO/mask_rcnn_vitdet_b/f325346929", "61ccd1", "coco_vitdet"
     ),

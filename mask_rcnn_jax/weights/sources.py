@@ -16,14 +16,8 @@ from mask_rcnn_jax.weights.trunk_names import Rows
 
 # Ranges of the numbers in templates, inclusive.
 RANGES = {"stage": (2, 5), "block": (0, 99), "conv": (1, 3)}
-RANGES |= {
-    "level": (2, 5),
-    "fcn": (1, 8),
-    "fc": (1, 2),
-    "rpn": (2, 8),
-    "cascade": (1, 9),
-    "mask": (0, 9),
-}
+RANGES |= {"level": (2, 5), "fcn": (1, 8), "fc": (1, 2), "rpn": (2, 8), "cascade": (1, 9)}
+RANGES |= {"mask": (0, 9), "point": (1, 9)}
 TORCH_PARTS = {".weight": "kernel", ".bias": "bias"}
 TF_PARTS = {"/kernel": "kernel", "/bias": "bias"}
 

@@ -174,6 +174,16 @@ STRONG = {
     "class-agnostic boxes": ("coco_detectron2:lsj_100ep", {"model.box_head.class_agnostic": True}),
     "boxes alone": ("coco_torchvision:v2", {"model.mask_head.name": "none"}),
     "larger masks": ("coco", {"model.mask_head.roi_size": 7, "model.mask_head.num_convs": 2}),
+    "masks of 56 x 56": ("coco", {"model.mask_head.roi_size": 28, "model.box_head.roi_size": 14}),
+    "pointrend": (
+        "coco_detectron2:pointrend",
+        {
+            "model.mask_head.fc_channels": 32,
+            "model.mask_head.point_channels": 32,
+            "model.mask_head.subdivisions": 3,
+            "model.mask_head.subdivision_points": 60,
+        },
+    ),
     "sigmoid per class": ("coco", {"model.classifier.kind": "sigmoid"}),
     "groups of channels": (
         "coco",

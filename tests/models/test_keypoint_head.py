@@ -197,8 +197,9 @@ def test_divisors_of_the_loss():
     own, loss = outputs.tasks["keypoint"], as_recipe(config).loss
     counted = int(np.sum(own.targets[1]))
     assert outputs.mask_rois is None and 0 < counted < own.targets[1].size
-    visible = own.task.loss(outputs, loss)
-    budget = own.task.loss(outputs, dataclasses.replace(loss, keypoint_average="budget"))
+    visible = own.task.losses(outputs, loss)["keypoint"]
+    loss = dataclasses.replace(loss, keypoint_average="budget")
+    budget = own.task.losses(outputs, loss)["keypoint"]
     # 2 images of 16 RoIs, a quarter of them foreground, and 5 keypoints.
     assert model.sampling.max_foreground == 4
     np.testing.assert_allclose(budget * 2 * 4 * 5, visible * counted, rtol=1e-5)

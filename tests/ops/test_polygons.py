@@ -94,7 +94,7 @@ def test_random_polygons_equal_pycocotools(spread):
     assert ones > 0.03
 
 
-@pytest.mark.parametrize(("size", "min_size"), [(14, 1.0), (28, 0.1), (56, 0.1)])
+@pytest.mark.parametrize(("size", "min_size"), [(14, 1.0), (28, 0.1), (56, 0.1), (112, 0.1)])
 def test_tiny_rois_and_other_sizes_equal_pycocotools(size, min_size):
     rng = np.random.default_rng(size)
     objects = random_objects(rng, 60, 2, 25)
