@@ -27,7 +27,7 @@ class PointRendHead(nn.Module):
     """A coarse mask by fully connected layers, and a point head that refines it where it is unsure.
 
     Both read the finest map alone. In prediction, a mask is doubled in size `subdivisions` times,
-    each time with the least certain `subdivision_points` of its cells computed anew.
+    each time with the least certain `subdivision_points` of its cells computed again.
 
     Attributes:
         num_classes: K, without background.
@@ -40,10 +40,10 @@ class PointRendHead(nn.Module):
         point_channels: width of the point head's layers, each of which reads the coarse mask, too.
         num_point_fcs: their number.
         train_points: points of a RoI in training.
-        oversample: times as many are drawn, of which the least certain are taken,
-        importance: this share of `train_points`; the others are random.
+        oversample: so many times as many are drawn, of which the least certain are taken.
+        importance: share of `train_points` that is taken so; the others are random.
         subdivisions: doublings from `coarse_size` to the masks' side: 5 give 224.
-        subdivision_points: cells that are computed anew in each; where they are all cells, a
+        subdivision_points: cells that are computed again in each; where they are all cells, a
             doubling is saved.
     """
 
