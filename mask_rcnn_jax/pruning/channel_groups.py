@@ -19,8 +19,9 @@ from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.build import PARTS, ModelOptions, abstract_variables, build_model
 from mask_rcnn_jax.models.channels import Channels
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
-from mask_rcnn_jax.models.protocols import PartLike, ability
+from mask_rcnn_jax.models.protocols import PartLike, ability, taken
 
+MAPS = "fpn/fpn_output"
 SMALLEST_PRIME = 10_000  # beyond classes, RoIs and the sides of maps
 
 
@@ -65,14 +66,20 @@ Widths = Mapping[str, int]  # channels of groups by name, as "backbone/res2"
 
 
 def prunable_channels(model: MaskRCNN) -> dict[str, Channels]:
-    """Return all channels that can be narrowed, by section and name."""
-    return {
+    """Return all channels that can be narrowed, by section and name.
+
+    Not those of the maps that a mask head reads beside others, as `sample`.
+    """
+    found = {
         f"{section}/{name}": channels
         for section in PARTS
         for part in [getattr(model, section, None)]
         for name, channels in ability(part, PartLike, "prunable").items()
         if channels.unit < channels.full
     }
+    if model.mask_head is not None and taken(model.mask_head, sample=None):
+        found = {name: each for name, each in found.items() if not name.startswith(MAPS)}
+    return found
 
 
 def with_widths(model: ModelOptions, widths: Widths) -> ModelOptions:
