@@ -12,7 +12,8 @@ from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.formats.recipe_file import Translated, write_translated
 from mask_rcnn_jax.formats.tao_spec import MODES, Spec
 
-LEVEL_STRIDES = (4, 8, 16, 32, 64)
+LEVEL_STRIDES = (4, 8, 16, 32, 64, 128)  # of levels 2 to 7
+ANCHOR_SCALE = 8
 DEPTHS = (10, 18, 34, 50, 101, 152)
 # Fields whose value is that of an entry.
 SAME = {
@@ -46,7 +47,7 @@ SAME = {
     "fast_rcnn_box_loss_weight": "loss.box_reg_weight",
 }
 # Fields with one possible value here.
-FIXED = {"arch": "resnet", "min_level": 2, "max_level": 6}
+FIXED = {"arch": "resnet", "min_level": 2}
 # Fields without a counterpart, and why.
 WITHOUT = {
     "skip_checkpoint_variables": "layers of another class count are initialized anew by themselves",
@@ -206,9 +207,14 @@ def _model(spec: Spec) -> dict[str, Any]:
         if len(weights) != 4 or min(weights) <= 0:
             raise spec.fault("bbox_reg_weights", "four numbers above 0")
         entries["model.box_coder.weights"] = tuple(map(float, weights))
-    if "anchor_scale" in values:
-        scale = spec.positive("anchor_scale")
-        entries["model.anchors.sizes"] = tuple(float(scale * s) for s in LEVEL_STRIDES)
+    last = values.get("max_level", 6)
+    if last not in (5, 6, 7):
+        raise spec.fault("max_level", "5, 6 or 7")
+    if last != 6:
+        entries["model.roi_align.max_level"] = last
+    if last != 6 or "anchor_scale" in values:
+        scale = spec.positive("anchor_scale") if "anchor_scale" in values else ANCHOR_SCALE
+        entries["model.anchors.sizes"] = tuple(float(scale * s) for s in LEVEL_STRIDES[: last - 1])
     if "aspect_ratios" in values:
         expected = 'pairs of numbers above 0, such as "[(1.0, 1.0), (1.4, 0.7)]"'
         ratios = spec.numbers("aspect_ratios", expected, pairs=True)

@@ -118,6 +118,12 @@ class ModelOptions:
     mask_head: parts.Named = _default("mask_head")
     keypoint_head: parts.Named = _default("keypoint_head")
 
+    def __post_init__(self):
+        last, sizes = 1 + len(self.anchors.sizes), self.anchors.sizes
+        if self.roi_align.max_level > last:
+            found = f"roi_align.max_level is {self.roi_align.max_level}"
+            raise ValueError(f"{found}, but anchors.sizes has {len(sizes)}, of P2 to P{last}")
+
     @classmethod
     def read(cls, section: Any, *, imports: bool = True) -> "ModelOptions":
         """Build the parts that a `model` section describes; missing sections use defaults.

@@ -227,7 +227,8 @@ class MaskRCNN(nn.Module):
         *,
         train: bool,
     ) -> tuple[list[jax.Array], ValidExtent]:
-        """Compute P2..P6 from images in 0..255, and their valid extent.
+        """Compute a map for each size of the anchors, P2 and so on, from images in 0..255, and
+        their valid extent. Levels that `fpn` lacks subsample the one before by 2.
 
         keys: [B], for backbones that draw random numbers in training.
         """
@@ -235,13 +236,18 @@ class MaskRCNN(nn.Module):
         # Custom backbones may ignore the extent: the FPN masks their maps.
         options = taken(self.backbone, extent=extent, keys=keys)
         maps = self.backbone(x.astype(self.precision.dtype), train=train, **options)
-        return self.fpn(maps, extent, train=train), extent
+        pyramid = list(self.fpn(maps, extent, train=train))
+        levels = len(self.anchors.sizes)
+        while len(pyramid) < levels:
+            pyramid.append(pyramid[-1][:, ::2, ::2])
+        return pyramid[:levels], extent
 
     def rpn_outputs(
         self, pyramid: list[jax.Array], extent: ValidExtent
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         """Return objectness logits [B, A_l] and box deltas [B, A_l, 4] per level."""
-        return self.rpn_head(pyramid, [extent.inside(x.shape[1:3]) for x in pyramid])
+        levels = zip(pyramid, self.anchors.strides, strict=True)
+        return self.rpn_head(pyramid, [extent.inside(x.shape[1:3], n) for x, n in levels])
 
     def anchor_grid(self, extent: ValidExtent) -> Anchors:
         """Return the anchors of the whole canvas."""

@@ -52,7 +52,7 @@ class TrainOutputs:
     stages: tuple[StageOutputs, ...] = ()  # behind the box head
     # [B, K] bool of the box head and of each stage: the classes in its loss; None: all
     drawn_classes: tuple[jax.Array | None, ...] = (None,)
-    pyramid: list[jax.Array] = struct.field(default_factory=list)  # P2..P6 [B, h, w, C]
+    pyramid: list[jax.Array] = struct.field(default_factory=list)  # P2, P3, ..
     classifier: Classifier = struct.field(pytree_node=False, default=SOFTMAX)
 
     @property

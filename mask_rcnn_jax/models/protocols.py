@@ -66,7 +66,8 @@ class NeckLike(PartLike, Protocol):
     def __call__(
         self, features: list[jax.Array], extent: ValidExtent, /, train: bool
     ) -> list[jax.Array]:
-        """Map to five maps of strides 4 to 64, zero outside the extent."""
+        """Map to five maps of strides 4 to 64, zero outside the extent; `MaskRCNN` subsamples the
+        last, or drops it, where `anchors.sizes` has more or fewer."""
         ...
 
 

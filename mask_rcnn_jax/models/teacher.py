@@ -18,7 +18,7 @@ from mask_rcnn_jax.structures import Batch
 class TeacherOutputs:
     """A teacher's raw outputs, matching those in the student's `TrainOutputs`."""
 
-    pyramid: list[jax.Array]  # P2..P6 [B, h, w, C]
+    pyramid: list[jax.Array]  # P2, P3, .. [B, h, w, C]
     rpn_logits: list[jax.Array]  # per level [B, A_l]; [] if not asked for
     # Of the student's RoIs in each stage that both have: logits [B, R, K + 1] and deltas
     # [B, R, K + 1, 4], the latter for the teacher's box coder

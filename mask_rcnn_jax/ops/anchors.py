@@ -26,17 +26,18 @@ class Anchors(NamedTuple):
 
 @dataclass(frozen=True)
 class AnchorGrid:
-    """Anchors on every pyramid level P2..P6 (Ren et al., "Faster R-CNN", 2015).
+    """Anchors on every level of the pyramid (Ren et al., "Faster R-CNN", 2015).
 
     Attributes:
-        sizes: base square side per level, pixels.
+        sizes: base square side per level, pixels; as many are the levels: 5 are P2..P6, 4 end at
+            P5, and 6 at P7.
         aspect_ratios: (width, height) factors for the base square, one anchor each.
         center: anchor center within a cell, in strides: 0.5 is the middle (NVIDIA), 0 the corner
             (torchvision, Detectron2).
         rounding: "none"; "half_sides" rounds half the width and height to whole pixels
             (torchvision); "base_window" rounds a shape's sides at cell size, before scaling it to
             the level's size (Caffe, maskrcnn-benchmark).
-        stride: "level" places anchors 4, 8, .. 64 pixels apart; "map" divides the valid pixels by
+        stride: "level" places anchors 4, 8, 16, .. pixels apart; "map" divides the valid pixels by
             the valid cells, which differs on the last level (torchvision).
     """
 
@@ -51,8 +52,14 @@ class AnchorGrid:
     stride: Literal["level", "map"] = "level"
 
     def __post_init__(self):
-        if len(self.sizes) != len(STRIDES):
-            raise ValueError(f"sizes is {self.sizes}, expected {len(STRIDES)}, one per level")
+        if not 4 <= len(self.sizes) <= len(STRIDES):
+            expected = f"expected 5, one per level, or 4 to {len(STRIDES)}, which end at P5 to P7"
+            raise ValueError(f"sizes is {self.sizes}, {expected}")
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Pixels per cell of each level."""
+        return STRIDES[: len(self.sizes)]
 
     @property
     def per_cell(self) -> int:
@@ -65,7 +72,7 @@ class AnchorGrid:
         offset: 1 for inclusive pixels, x2 = x1 + width - 1.
         """
         levels = []
-        for stride, size in zip(STRIDES, self.sizes, strict=True):
+        for stride, size in zip(self.strides, self.sizes, strict=True):
             x, y = self.sides(extent.canvas, stride, size, offset)
             if self.stride == "map" and extent.size is not None:
                 extra = extent.size // extent.cells(stride) - stride  # [2] (y, x)
@@ -109,7 +116,7 @@ class AnchorGrid:
 
     def _valid(self, extent: ValidExtent) -> list[jax.Array]:
         valid = []
-        for stride in STRIDES:
+        for stride in self.strides:
             row, column = (
                 jnp.arange(-(-side // stride)) < count
                 for side, count in zip(extent.canvas, extent.cells(stride), strict=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-STRIDES = (4, 8, 16, 32, 64)  # pixels per cell of P2..P6
+STRIDES = (4, 8, 16, 32, 64, 128)  # pixels per cell of P2..P7
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,14 @@ class ValidExtent:
         inside = self.inside(x.shape[1:3])
         return x if inside is None else jnp.where(inside, x, 0)
 
-    def inside(self, shape: tuple[int, ...]) -> jax.Array | None:
-        """[1, h, w, 1] bool, whether a map's cells are valid; None if all are. shape: (h, w)."""
+    def inside(self, shape: tuple[int, ...], stride: int = 0) -> jax.Array | None:
+        """[1, h, w, 1] bool, whether a map's cells are valid; None if all are.
+
+        shape: (h, w). stride: 0 is that of a map whose cells fill the canvas.
+        """
         if self.size is None:
             return None
-        rows, columns = self.cells(-(-self.canvas[0] // shape[0]))
+        rows, columns = self.cells(stride or -(-self.canvas[0] // shape[0]))
         inside = (jnp.arange(shape[0]) < rows)[:, None] & (jnp.arange(shape[1]) < columns)[None]
         return inside[None, :, :, None]
 

@@ -51,7 +51,7 @@ class RoIAlign:
     """Sampling parameters of `roi_align`.
 
     Attributes:
-        max_level: coarsest map to read, 2 to 6; the finest is P2.
+        max_level: coarsest map to read, 2 to the last of `model.anchors.sizes`; the finest is P2.
         sampling_ratio: S; an output cell averages S x S bilinear samples. 0 adapts S to each box
             and axis: ceil(map cells per output cell), as torchvision and Detectron2 do. A box
             without extent along an axis has no samples there and gives 0.
@@ -73,7 +73,7 @@ class RoIAlign:
 
     def __post_init__(self):
         if self.max_level not in range(MIN_LEVEL, MIN_LEVEL + len(STRIDES)):
-            raise ValueError(f"max_level is {self.max_level}, expected 2 to 6")
+            raise ValueError(f"max_level is {self.max_level}, expected 2 to 7")
         if self.sampling_ratio < 0:
             raise ValueError(
                 f"sampling_ratio is {self.sampling_ratio}, expected samples per cell and axis, or "

@@ -14,7 +14,6 @@ import numpy as np
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.ops.anchors import AnchorGrid
-from mask_rcnn_jax.ops.extent import STRIDES
 
 # Sides of the smallest anchor that are tried, pixels; they double from level to level.
 SMALLEST_SIDES = (8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
@@ -69,7 +68,7 @@ def best_iou(found: NetworkBoxes, grid: AnchorGrid) -> np.ndarray:
     """
     boxes, best = found.boxes, np.zeros(len(found.boxes))
     sides = boxes[:, 2:] - boxes[:, :2]
-    for stride, size in zip(STRIDES, grid.sizes, strict=True):
+    for stride, size in zip(grid.strides, grid.sizes, strict=True):
         # Start and end of the anchors of the first cell, [shapes, 2] along x and y.
         along_x, along_y = (a[0].astype(np.float64) for a in grid.sides((1, 1), stride, size, 0))
         last = -(-found.canvases // stride) - 1  # cell along y and x
@@ -114,7 +113,7 @@ def fitting_anchors(found: NetworkBoxes, grid: AnchorGrid) -> AnchorGrid:
     shapes = [grid.aspect_ratios, box_shapes(found.boxes, grid.per_cell)]
     shapes.append(box_sizes(found.boxes, grid.per_cell))
     tried = [
-        replace(grid, sizes=_doubled(side), aspect_ratios=ratios)
+        replace(grid, sizes=_doubled(side, len(grid.sizes)), aspect_ratios=ratios)
         for side in SMALLEST_SIDES
         for ratios in shapes
     ]
@@ -123,9 +122,9 @@ def fitting_anchors(found: NetworkBoxes, grid: AnchorGrid) -> AnchorGrid:
     return tried[best] if fits[best].shares >= measure_fit(found, grid).shares + MIN_GAIN else grid
 
 
-def _doubled(side: int) -> tuple[float, ...]:
+def _doubled(side: int, levels: int) -> tuple[float, ...]:
     """Return a side per level, from the lowest on."""
-    return tuple(float(side * 2**level) for level in range(len(STRIDES)))
+    return tuple(float(side * 2**level) for level in range(levels))
 
 
 def box_shapes(boxes: np.ndarray, count: int) -> tuple[tuple[float, float], ...]:

@@ -92,7 +92,8 @@ class Distillation:
 
     def _features(self, batch: Batch, outputs: TrainOutputs, teacher: TeacherOutputs) -> jax.Array:
         loss, total = FEATURE_LOSSES[self.options.feature_loss], jnp.float32(0.0)
-        for ours, theirs, stride in zip(outputs.pyramid, teacher.pyramid, STRIDES, strict=True):
+        maps = zip(outputs.pyramid, teacher.pyramid, strict=True)
+        for stride, (ours, theirs) in zip(STRIDES, maps, strict=False):
             inside = cells_inside(batch.image_sizes, stride, ours.shape[1:3])
             total += loss(ours, theirs, inside)
         return total

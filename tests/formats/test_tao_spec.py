@@ -150,6 +150,14 @@ def test_the_spec_of_the_blog_is_the_recipe_in_configs(tmp_path):
         (("augment_input_data: True", ""), {"data.flip_probability": 0.0}),
         (("rpn_min_size: 0.", "rpn_min_size: 2."), {"model.rpn.min_size": 2.0}),
         (("anchor_scale: 8", "anchor_scale: 4"), {"model.anchors.sizes": (16, 32, 64, 128, 256)}),
+        (
+            ("max_level: 6", "max_level: 5"),
+            {"model.anchors.sizes": (32, 64, 128, 256), "model.roi_align.max_level": 5},
+        ),
+        (
+            ("max_level: 6", "max_level: 7"),
+            {"model.anchors.sizes": (32, 64, 128, 256, 512, 1024), "model.roi_align.max_level": 7},
+        ),
         (("num_scales: 1", "num_scales: 2"), {"model.anchors.aspect_ratios": TWO_SCALES}),
         (
             ("seed: 123", 'wandb_config { enabled: true tags: "a" tags: "b" mode: OFFLINE }'),
@@ -193,9 +201,9 @@ def test_a_field_sets_its_entry(change, entries, tmp_path):
         (('"[(1.0, 1.0), (1.4, 0.7), (0.7, 1.4)]"', "'[{1.0, 2.0}]'"), "aspect_ratios is"),
         (("init_learning_rate: 0.02", "init_learning_rate: nan"), "line 14: init_learning_rate"),
         (('arch: "resnet"', 'arch: "vgg"'), "line 30: arch is 'vgg', expected 'resnet'"),
-        (("max_level: 6", "max_level: 5"), "max_level is 5, expected 6"),
         (("resolution: 28", "resolution: 54"), "mrcnn_resolution is 54, expected a multiple of 4"),
         (("resolution: 28", "resolution: 0"), "mrcnn_resolution is 0, expected a number above 0"),
+        (("max_level: 6", "max_level: 8"), "max_level is 8, expected 5, 6 or 7"),
         (("nlayers: 50", "nlayers: 51"), "line 29: nlayers is 51, expected one of"),
         (('"[0,1]"', '"[1, 5]"'), "freeze_blocks is '[1, 5]', expected blocks, 0 (the stem) to 4"),
         (('"[0,1]"', '"[0, 1.5]"'), "freeze_blocks is '[0, 1.5]', expected blocks"),

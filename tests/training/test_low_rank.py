@@ -21,7 +21,7 @@ from mask_rcnn_jax.ops.low_rank import merge, start_adapter
 from mask_rcnn_jax.recipe.averaging import WeightAverage
 from mask_rcnn_jax.recipe.optimizer import LowRank, Optimizer, OptimOptions
 from mask_rcnn_jax.training.loop import train
-from mask_rcnn_jax.training.low_rank import add_adapters
+from mask_rcnn_jax.training.low_rank import abstract_adapters, add_adapters
 from mask_rcnn_jax.training.optim import make_optimizer, train_only
 from mask_rcnn_jax.training.step import (
     StepOptions,
@@ -34,6 +34,7 @@ from mask_rcnn_jax.training.step import (
 from mask_rcnn_jax.weights.restore import load_variables
 from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint, read_arrays
 from tests.helpers import any_variables, assert_tree_close, tiny_batch
+from tests.test_trunks import vitdet
 from tests.training.own_run import sets, small_config
 from tests.training.test_distill import Trunk
 from tests.training.test_distill import small_config as smallest_config
@@ -93,6 +94,15 @@ def test_a_kernel_has_the_product_in_it(shape):
 
 KERNELS = ("backbone", "box_head/fc*")
 FREEZE = ("backbone", "fpn", "*/bias")
+
+
+def test_by_default_the_attention_of_a_transformer_is_adapted():
+    model = build_model(vitdet().model)
+    params = abstract_variables(model)["params"]
+    found = abstract_adapters(params, LowRank(4), model.backbone)
+    layers = {name.partition(f"/{LORA}")[0] for name in names(found) - names(params)}
+    assert layers == {f"backbone/block{i}/attn/{n}" for i in range(3) for n in ("qkv", "proj")}
+    assert found["backbone"]["block1"]["attn"]["qkv"][LORA]["b"].shape == (4, 96)
 
 
 def with_random_b(params):
