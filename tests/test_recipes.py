@@ -42,6 +42,8 @@ KEYPOINTS = ("coco_keypoints", "coco_keypoints:coco_v1", "coco_keypoints:detectr
              "coco_keypoints:detectron2_3x")  # fmt: skip
 POINTRENDS = ("coco_detectron2:pointrend_1x", "coco_detectron2:pointrend",
               "coco_detectron2:pointrend_x101")  # fmt: skip
+MOBILENETS = ("edge", "edge:small_640", "edge:medium_640")
+TRUNKS = (*TRANSFORMERS, *CONVNEXTS, *DINOS, *SWINS, *REGNETS, *MOBILENETS)
 OTHERS = ("coco_mmdet", "dense", "dense:scratch", "dense:small", "finetune", "lvis", "nuclei",
           "quickstart")  # fmt: skip
 OTHER_PARTS = ("model.backbone.", "model.fpn.")  # their sections have entries of their own
@@ -54,15 +56,11 @@ def recipe(name: str):
     return load_config(f"{ROOT}/configs/{stem}.py" + (f":{variant}" if variant else ""))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [*SYSTEMS, *VARIANTS, *TRANSFORMERS, *CONVNEXTS, *DINOS, *SWINS, *REGNETS, *KEYPOINTS]
-    + [*POINTRENDS, *OTHERS],
-)
+@pytest.mark.parametrize("name", [*SYSTEMS, *VARIANTS, *TRUNKS, *KEYPOINTS, *POINTRENDS, *OTHERS])
 def test_every_recipe_has_the_same_entries(name):
     config, reference = recipe(name).to_dict(), recipe("coco").to_dict()
     ours, theirs = flatten(config).keys(), flatten(reference).keys()
-    if name in (*TRANSFORMERS, *CONVNEXTS, *DINOS, *SWINS, *REGNETS):
+    if name in TRUNKS:
         has_pyramid = name in TRANSFORMERS or "dino:v" in name
         others = OTHER_PARTS if has_pyramid else OTHER_PARTS[:1]
         others += ("model.mask_head.heads",) if "swin:cascade" in name else ()
@@ -84,16 +82,7 @@ def test_every_recipe_has_the_same_entries(name):
         *KINDS,
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in (
-                *VARIANTS,
-                *TRANSFORMERS,
-                *CONVNEXTS,
-                *DINOS,
-                *SWINS,
-                *REGNETS,
-                *POINTRENDS,
-                *OTHERS,
-            )
+            for name in (*VARIANTS, *TRUNKS, *POINTRENDS, *OTHERS)
             if name not in KINDS
         ),
     ],
@@ -266,9 +255,7 @@ def test_regnets_differ_from_the_strong_resnet_in_their_trunk_alone(name):
     assert parts.to_section(config.model.backbone) == backbone
 
 
-@pytest.mark.parametrize(
-    "name", [*VARIANTS, *TRANSFORMERS[1:], *CONVNEXTS[1:], *SWINS[1:], *REGNETS]
-)
+@pytest.mark.parametrize("name", [name for name in (*VARIANTS, *TRUNKS) if ":" in name])
 def test_a_variant_differs_and_an_unknown_one_is_refused(name):
     stem = name.partition(":")[0]
     assert recipe(name) != recipe(stem)

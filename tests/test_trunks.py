@@ -81,7 +81,7 @@ def regnet(norm="affine"):
 
 def mobilenet():
     config = tiny_config()
-    trunk = dict(multiplier=0.1, norm="batch", frozen_stages=0)
+    trunk = dict(multiplier=0.1, norm="affine", frozen_stages=0)
     config.model.backbone = named_section("backbone", "mobilenetv4", **trunk)
     config.loss.update(rpn_cls_average="budget", rpn_box_average="budget")
     return config
