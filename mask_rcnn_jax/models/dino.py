@@ -155,7 +155,7 @@ class Dino(nn.Module):
                 dtype=self.dtype,
                 name=f"block{i}",
             )(tokens, rotations, None if keys is None or not train else fold_in(keys, i))
-            if i + 1 == self.frozen_blocks:
+            if i < self.frozen_blocks:
                 tokens = lax.stop_gradient(tokens)
             if i in (self.layers or (self.depth - 1,)):
                 maps.append(norm(tokens[:, prefix:]).reshape(batch, *size, channels))

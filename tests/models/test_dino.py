@@ -9,7 +9,9 @@ from flax.traverse_util import flatten_dict
 
 from mask_rcnn_jax.models import dino
 from mask_rcnn_jax.models.dino import Dino
+from mask_rcnn_jax.models.simple_pyramid import SimplePyramid
 from mask_rcnn_jax.models.vit import antialiased
+from mask_rcnn_jax.ops.extent import ValidExtent
 from tests.helpers import assert_finite_tree, drawn
 
 SMALL = dict(width=16, depth=2, num_heads=2, registers=3, drop_path=0.0)
@@ -183,3 +185,26 @@ def test_layers_are_numbered_from_the_embeddings():
 def test_no_such_trunk_is_built(fields, message):
     with pytest.raises(ValueError, match=message):
         Dino(**SMALL | fields)
+
+
+def pyramid(maps, features):
+    """Of random parameters, which are the same for all `maps`."""
+    model, extent = SimplePyramid(8, maps=maps), ValidExtent((48, 80), None)
+    params = drawn(SimplePyramid(8), features[-1:], extent)
+    return jax.jit(lambda f: model.apply(params, f, extent))(features)
+
+
+def test_a_pyramid_of_several_maps():
+    features = list(noise(4, 1, 3, 5, 16))
+    mean, each = pyramid("mean", features), pyramid("each", features)
+    alone = [pyramid("last", [x]) for x in features]
+    for i, source in enumerate([0, 1, 2, 3, 3]):  # P6 is from P5
+        np.testing.assert_allclose(each[i], alone[source][i], rtol=0, atol=1e-5)
+    expected = pyramid("last", [np.mean(features, axis=0)])
+    for one, other in zip(mean, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(pyramid("last", features)[2], alone[3][2])
+    with pytest.raises(
+        ValueError, match="model.fpn.maps is 'each', which takes 4 maps; the back.* 2"
+    ):
+        pyramid("each", features[:2])
