@@ -66,15 +66,16 @@ def no_head(**section: Any) -> None:
 BUILDERS: dict[str, dict[str, Callable]] = {
     "backbone": {
         **{"resnet": ResNet, "regnet": RegNet, "vit": ViT, "convnext": ConvNeXt},
-        **{"swin": Swin, "swin_v2": SwinV2, "mobilenetv4": MobileNetV4},
+        **{"swin": Swin, "swin_v2": SwinV2, "dino": Dino, "mobilenetv4": MobileNetV4},
     },
     "fpn": {"fpn": FPN, "simple": SimplePyramid},
     "box_head": {"two_fc": BoxHead, "conv_fc": BoxHead},
-    "mask_head": {"four_conv": MaskHead, "mean": MeanMaskHead, "pointrend": PointRendHead}
-    | {"none": no_head},
+    "mask_head": {
+        **{"four_conv": MaskHead, "mean": MeanMaskHead, "pointrend": PointRendHead},
+        "none": no_head,
+    },
     "keypoint_head": {"none": no_head, "conv_deconv": KeypointHead},
 }
-BUILDERS["backbone"]["dino"] = Dino
 
 # Their arguments that come later.
 LATER = {"backbone": ("dtype", "remat")} | dict.fromkeys(
