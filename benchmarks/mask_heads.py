@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 import mask_rcnn_jax as mrcnn
+from mask_rcnn_jax.configs import coco_torchvision
 from mask_rcnn_jax.models.build import named_section
 
 SIZE = (192, 320)  # short side, long side
@@ -29,7 +30,7 @@ HEADS = {
 
 
 def recipe(head: str, data: Path, weights: str, steps: int, seed: int):
-    config = mrcnn.load_config("coco_torchvision")
+    config = coco_torchvision.get_config()
     for split in ("train", "val"):
         config.data[f"{split}_json"] = str(data / f"annotations/instances_{split}.json")
         config.data[f"{split}_images"] = str(data / split)
