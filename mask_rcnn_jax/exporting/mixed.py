@@ -11,7 +11,8 @@ from absl import logging
 from flax import linen as nn
 
 from mask_rcnn_jax.evaluation.coco import at_limit
-from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, in_precision
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.models.precision import in_precision
 from mask_rcnn_jax.models.quantization import fake_quantize
 from mask_rcnn_jax.structures import Detections
 

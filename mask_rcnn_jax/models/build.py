@@ -19,10 +19,11 @@ from mask_rcnn_jax.models.fpn import FPN
 from mask_rcnn_jax.models.image_input import ImageInput
 from mask_rcnn_jax.models.keypoints import KeypointHead
 from mask_rcnn_jax.models.mask_heads import MeanMaskHead
-from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, Precision
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.mask_targets import MaskTargets
 from mask_rcnn_jax.models.mobilenet import MobileNetV4
 from mask_rcnn_jax.models.point_rend import PointRendHead
+from mask_rcnn_jax.models.precision import Precision
 from mask_rcnn_jax.models.prepared import PREPARED
 from mask_rcnn_jax.models.protocols import PROTOCOLS, check_call
 from mask_rcnn_jax.models.quantization import Quantization

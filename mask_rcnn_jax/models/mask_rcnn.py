@@ -1,14 +1,11 @@
 """Mask R-CNN (He et al., 2017) on a feature pyramid."""
 
-from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.typing import DTypeLike
 
 from mask_rcnn_jax.models.cascade import Cascade
 from mask_rcnn_jax.models.detect import Detect
@@ -17,6 +14,7 @@ from mask_rcnn_jax.models.keypoints import KeypointTask
 from mask_rcnn_jax.models.mask_targets import MaskTargets
 from mask_rcnn_jax.models.masks import MaskTask
 from mask_rcnn_jax.models.outputs import StageOutputs, TrainOutputs
+from mask_rcnn_jax.models.precision import Precision, in_precision
 from mask_rcnn_jax.models.protocols import (
     PROTOCOLS,
     BoxHeadLike,
@@ -25,7 +23,6 @@ from mask_rcnn_jax.models.protocols import (
     ability,
     taken,
 )
-from mask_rcnn_jax.models.quantization import Quantization
 from mask_rcnn_jax.models.rpn import RPN
 from mask_rcnn_jax.models.sampling import MaskRoIs, RoISampling, SampledRoIs
 from mask_rcnn_jax.models.tasks import Task, TaskOutputs
@@ -39,31 +36,6 @@ from mask_rcnn_jax.structures import Batch, Detections, Proposals
 
 # Of an image, in prediction: the mask head's largest maps of one take 0.8 MB each in float32.
 MASKS_AT_ONCE = 256
-
-
-@dataclass(frozen=True)
-class Precision:
-    """Computation dtype, rounding of float32 products on GPUs, and int8."""
-
-    dtype: DTypeLike = jnp.float32  # parameters are float32
-    matmul: str | None = None  # see jax.default_matmul_precision
-    quantization: Quantization = Quantization()
-
-
-def in_precision(method):
-    """Run a model method at its `precision`, including gradients."""
-
-    @wraps(method)
-    def wrapped(self, *args, **kwargs):
-        matmul, quantization = self.precision.matmul, self.precision.quantization
-        with ExitStack() as stack:
-            if matmul is not None:
-                stack.enter_context(jax.default_matmul_precision(matmul))
-            if quantization.int8:
-                stack.enter_context(nn.intercept_methods(quantization.interceptor()))
-            return method(self, *args, **kwargs)
-
-    return wrapped
 
 
 class MaskRCNN(nn.Module):

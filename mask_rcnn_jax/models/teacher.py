@@ -7,8 +7,9 @@ import jax
 from flax import struct
 from jax import lax
 
-from mask_rcnn_jax.models.mask_rcnn import MaskRCNN, in_precision
+from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.outputs import TrainOutputs
+from mask_rcnn_jax.models.precision import in_precision
 from mask_rcnn_jax.models.tasks import TASKS
 from mask_rcnn_jax.structures import Batch
 
