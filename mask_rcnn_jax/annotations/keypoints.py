@@ -6,6 +6,7 @@ indices of pixels, or coordinates; `data.keypoint_offset` says which.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,15 +46,31 @@ def skeleton_of(categories: Iterable[Mapping[str, Any]], names: Sequence[str]) -
     has a skeleton between points of these names, or COCO's for COCO's names, or none."""
     place = {name: n for n, name in enumerate(names)}
     for category in categories:
-        own, lines = category.get("keypoints") or [], category.get("skeleton") or []
-        pairs = [
-            (own[a - 1], own[b - 1]) for a, b in lines if max(a, b) <= len(own) and min(a, b) > 0
-        ]
+        own, lines = category.get("keypoints"), category.get("skeleton")
+        if not isinstance(own, list) or not isinstance(lines, list):
+            continue
+        pairs = [(own[a - 1], own[b - 1]) for a, b in filter(partial(_is_line, own), lines)]
         known = [(place[a], place[b]) for a, b in pairs if a in place and b in place]
         if known:
             return tuple(known)
     pairs = [(PERSON[a], PERSON[b]) for a, b in PERSON_SKELETON]
     return tuple((place[a], place[b]) for a, b in pairs if a in place and b in place)
+
+
+def _is_line(own: Sequence[str], line: Any) -> bool:
+    """Whether an entry of a skeleton is two places, from 1, of these names."""
+    if not isinstance(line, list | tuple) or len(line) != 2:
+        return False
+    return all(type(place) is int and 0 < place <= len(own) for place in line)
+
+
+def listed_names(category: Mapping[str, Any]) -> tuple[str, ...]:
+    """The keypoints that a category lists, () if it lists none; ValueError if it is no list."""
+    names = category.get("keypoints") or ()
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        where = f"category {show(category.get('name'))} has the keypoints {show(names)}"
+        raise ValueError(f"{where}, expected a list of names")
+    return tuple(names)
 
 
 class Keypoints(NamedTuple):
@@ -81,17 +98,18 @@ class Layout(NamedTuple):
     def of(
         cls, categories: Iterable[Mapping[str, Any]], names: tuple[str, ...], offset: float = 0.0
     ) -> "Layout":
-        """Raises ValueError, with both lists, if a category lists others than the names."""
+        """Raises ValueError, with both lists, if a category lists others than the names, or what is
+        no list."""
         own = {}
         for category in categories:
-            listed = category.get("keypoints") or ()
+            listed = listed_names(category)
             if missing := [name for name in names if listed and name not in listed]:
-                found = ", ".join(map(str, listed))
+                found = ", ".join(listed)
                 raise ValueError(
                     f"category {show(category.get('name'))} has the keypoints {found}, data."
                     f"keypoints has {', '.join(names)}: {show(missing[0])} is missing"
                 )
-            own[category["id"]] = tuple(listed)
+            own[category["id"]] = listed
         return cls(names, own, offset)
 
     def fault(self, entry: Mapping[str, Any]) -> str | None:
@@ -122,11 +140,12 @@ class Layout(NamedTuple):
                 rows[own].extend([n] if sound[n] else [])
         for own, found in rows.items():
             given = np.array([values[n] for n in found], np.float64).reshape(-1, len(own), 3)
-            sound[found] = _are_sound(given)
+            fine = sound[found] = _are_sound(given)
+            given = np.where(fine[:, None, None], given, 0)  # float32 may not hold the others
             points[found] = given[:, [own.index(name) for name in self.names]]
         labeled = points[..., 2:] > 0
         points[..., :2] += self.offset
-        return np.where(labeled, points, 0).astype(np.float32), sound
+        return np.where(labeled, points, 0), sound
 
 
 def _are_sound(points: np.ndarray) -> np.ndarray:

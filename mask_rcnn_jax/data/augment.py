@@ -142,11 +142,17 @@ def _fault(num_classes: int, boxes_only: bool, example: Any, before: Example) ->
             continue
         size = height, width
         fault = annotation_fault(annotation, *size, num_classes, boxes_only=boxes_only)
-        if not fault and before.mirror and annotation.keypoints is None:
-            fault = "no keypoints, expected those of its `with_keypoints`"
+        if not fault and before.mirror:
+            fault = _keypoints_fault(annotation.keypoints, len(before.mirror))
         if fault:
             return f"object {number}: {fault}"
     return None
+
+
+def _keypoints_fault(points: np.ndarray | None, count: int) -> str | None:
+    if points is None:
+        return "no keypoints, expected those of its `with_keypoints`"
+    return None if len(points) == count else f"{len(points)} keypoints, expected {count}"
 
 
 def is_image(value: Any, bands: int) -> bool:

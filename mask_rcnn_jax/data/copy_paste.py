@@ -90,7 +90,7 @@ def _with_hidden_keypoints(annotation: Annotation, covered: np.ndarray) -> Annot
     points = annotation.keypoints
     if points is None:
         return annotation
-    x, y = np.minimum(points[:, :2].astype(int), np.array(covered.shape[::-1]) - 1).T
+    x, y = np.clip(points[:, :2].astype(int), 0, np.array(covered.shape[::-1]) - 1).T
     hidden = (points[:, 2] == 2) & (covered[y, x] > 0)
     return annotation.with_keypoints(points - np.outer(hidden, (0, 0, 1)))
 

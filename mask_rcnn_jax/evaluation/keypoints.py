@@ -9,7 +9,7 @@ import numpy as np
 from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax.annotations.checks import KEYPOINTS, MAX_STATED_PIXELS, is_number, show
-from mask_rcnn_jax.annotations.keypoints import PERSON
+from mask_rcnn_jax.annotations.keypoints import PERSON, listed_names
 from mask_rcnn_jax.annotations.reader import GroundTruth
 from mask_rcnn_jax.evaluation.engines import index_annotations, mean
 from mask_rcnn_jax.evaluation.entries import check_image, fill_annotations
@@ -133,8 +133,8 @@ def split(boxes: list[dict]) -> tuple[list[dict], list[dict] | None]:
 def names_in(categories: Sequence[dict]) -> tuple[str, ...]:
     """The keypoints of the first category that lists some; ValueError if none does."""
     for category in categories:
-        if category.get("keypoints"):
-            return tuple(map(str, category["keypoints"]))
+        if names := listed_names(category):
+            return names
     raise ValueError("no category lists 'keypoints', expected the names of the points to score")
 
 

@@ -32,6 +32,7 @@ from mask_rcnn_jax.data.options import DataOptions
 from mask_rcnn_jax.data.overview import epoch_factors
 from mask_rcnn_jax.data.repeat import NO_REPEATS
 from mask_rcnn_jax.data.transforms import load_example
+from mask_rcnn_jax.evaluation import coco
 from mask_rcnn_jax.evaluation.visualize import write_image
 from mask_rcnn_jax.formats.merge_json import merge_jsons
 from tests.keypoint_set import NAMES, figure_json
@@ -116,6 +117,26 @@ def test_other_names_and_sets_without_points_are_refused(tmp_path):
         entry["keypoints"] = [0] * 9
     with pytest.raises(ValueError, match="no annotation has labeled keypoints"):
         load(tmp_path, content)
+
+
+@pytest.mark.parametrize("names", [5, "nose", [1, 2, 3], {"nose": 1}])
+def test_names_that_are_no_list_are_refused(tmp_path, names):
+    content = figure_json()
+    content["categories"][0]["keypoints"] = names
+    with pytest.raises(ValueError, match="figures.json: category 'figure' has .* a list of names"):
+        load(tmp_path, content)
+    with pytest.raises(ValueError, match="expected a list of names"):
+        coco.score(content, None, None, keypoint_results=[])
+
+
+@pytest.mark.parametrize("lines", [5, [1], [None], [[1, 2, 3]], [[1, "a"]], [[1.5, 2]], [[0, 4]]])
+def test_lines_of_a_skeleton_that_are_none_are_left_out(tmp_path, lines):
+    content = figure_json()
+    content["categories"][0]["skeleton"] = lines
+    assert load(tmp_path, content).keypoints.skeleton == ()
+    if isinstance(lines, list):
+        content["categories"][0]["skeleton"] = [*lines, [1, 3]]
+        assert load(tmp_path, content).keypoints.skeleton == ((0, 2),)
 
 
 @pytest.mark.parametrize(
@@ -258,6 +279,9 @@ def test_pasted_objects_hide_the_points_that_they_cover():
     np.testing.assert_array_equal(old, [(30, 20, 2), (55, 45, 1), (25, 15, 1)])
     np.testing.assert_array_equal(new, [(50, 40, 2), (0, 0, 0), (58, 47, 2)])
     assert found.mirror == MIRROR
+    far = example([(-1000, 20, 2), (55, -900, 2), (25, 15, 2)])  # which jsons have
+    old = CopyPaste(blend=False).paste(far, source, np.random.default_rng(0)).objects[0]
+    np.testing.assert_array_equal(old.keypoints, far.objects[0].keypoints)
 
 
 def test_datasets_of_users_have_keypoints_too():
@@ -298,8 +322,12 @@ def test_functions_of_users_must_return_keypoints(tmp_path):
     def moves(given, rng):
         return Example(given.image, (given.objects[0].with_keypoints(POINTS),))
 
-    with pytest.raises(ValueError, match="with_keypoints"):
-        augmented([forgets], (0, 0, 0), dataset, 0, example(POINTS))
+    def loses(given, rng):
+        return Example(given.image, (given.objects[0].with_keypoints(POINTS[:2]),))
+
+    for function, fault in ((forgets, "with_keypoints"), (loses, "2 keypoints, expected 3")):
+        with pytest.raises(ValueError, match=fault):
+            augmented([function], (0, 0, 0), dataset, 0, example(POINTS))
     flipped = augmented([moves, HorizontalFlip(1.0)], (0, 0, 0), dataset, 0, example(POINTS))
     found = flipped.read().objects[0].keypoints
     np.testing.assert_allclose(found, [(66, 20, 2), (0, 0, 0), (55.5, 30, 1)], atol=1e-5)
