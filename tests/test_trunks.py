@@ -1,5 +1,5 @@
-"""Small detectors with other trunks, ViTDet with a cascade, ConvNeXt, Swin, RegNet and MobileNetV4:
-trained, on two devices, in half precision, and exported."""
+"""Small detectors with other trunks, ViTDet with a cascade, ConvNeXt, Swin, DINO, RegNet and
+MobileNetV4: trained, on two devices, in half precision, and exported."""
 
 import functools
 
@@ -71,6 +71,14 @@ def swin_v2():
     return swin("swin_v2")
 
 
+def dino():
+    config = vitdet()
+    trunk = dict(width=32, depth=2, num_heads=2, layer_scale=1.0, drop_path=0.5)
+    config.model.backbone = named_section("backbone", "dino", **trunk, gated=True)
+    config.model.cascade.fg_iou_thresh = ()
+    return config
+
+
 def regnet(norm="affine"):
     config = tiny_config()
     trunk = REGNET | dict(norm=norm, frozen_stages=0)
@@ -91,7 +99,7 @@ def synced_regnet():
     return regnet("sync_batch")
 
 
-every = pytest.mark.parametrize("trunk", [vitdet, convnext, swin, swin_v2, regnet, mobilenet])
+every = pytest.mark.parametrize("trunk", [vitdet, convnext, dino, swin, swin_v2, regnet, mobilenet])
 
 
 @functools.cache
@@ -126,6 +134,7 @@ def batch():
     ("trunk", "trained"),
     [
         (vitdet, [("pos_embed",), ("block2", "attn", "rel_pos_h")]),
+        (dino, [("cls_token",), ("block1", "gate", "kernel"), ("block0", "attn", "q_bias")]),
         (convnext, [("stem_conv", "kernel"), ("res5_0", "gamma"), ("output2_norm", "scale")]),
         (swin, [("res2_1", "attn", "position_bias"), ("down3_reduction", "kernel")]),
         (swin_v2, [("res2_1", "attn", "logit_scale"), ("res5_0", "attn", "q_bias")]),
@@ -148,7 +157,7 @@ def test_dropped_paths_are_a_function_of_the_step(trunk, trained, batch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trunk", [vitdet, convnext, swin, synced_regnet])
+@pytest.mark.parametrize("trunk", [vitdet, convnext, dino, swin, synced_regnet])
 def test_two_devices_drop_what_one_does(trunk, batch):
     (_, first), (_, second) = (one_step(trunk, batch, devices=n) for n in (1, 2))
     for name in ("loss/rpn_cls", "loss/rpn_box"):  # normalized alike on any number of devices

@@ -127,6 +127,13 @@ def vitdet():
     return config
 
 
+def dino():
+    config = vitdet()
+    trunk = dict(width=32, depth=2, num_heads=2, layer_scale=1.0, table_side=3)
+    config.model.backbone = named_section("backbone", "dino", **trunk, gated=True)
+    return config
+
+
 @pytest.fixture(autouse=True)
 def _few_blocks(monkeypatch):
     """Bottlenecks start at 50 layers, which would take long to compile."""
@@ -195,7 +202,7 @@ def with_zeros(variables, groups, kept):
 
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
-SLOW = [strong, grouped, resnext, regnet, mobilenet, cascade, convnext, swin, swin_v2, vitdet]
+SLOW = [strong, grouped, resnext, regnet, mobilenet, cascade, convnext, swin, swin_v2, vitdet, dino]
 
 
 @pytest.mark.parametrize("make", [basic, *map(slow, SLOW)])
@@ -232,6 +239,7 @@ def test_a_pruned_model_computes_what_zeros_would(make):
         slow(convnext, {"backbone/res3_0/fc1": 64}),
         slow(swin, {"backbone/res3_0/fc1": 64}),
         slow(swin_v2, {"backbone/res5_0/fc1": 256}),
+        slow(dino, {"backbone/block0/fc1": 128}),
         slow(vitdet, {"backbone/block1/fc1": 128, "mask_head/mask_deconv": 32}),
     ],
 )
@@ -243,7 +251,7 @@ def test_parts_declare_their_channels(make, expected):
     if make is basic:
         assert "backbone/stem" not in groups  # the first stage adds the stem's map
         assert not any("conv2" in name for name in groups if name.startswith("backbone"))
-    if make in (convnext, swin, swin_v2, vitdet):  # layer norm looks at all other channels
+    if make in (convnext, swin, swin_v2, vitdet, dino):  # layer norm looks at all other channels
         assert all(name.endswith("/fc1") for name in groups if name.startswith("backbone"))
 
 
