@@ -171,6 +171,6 @@ def test_every_name_has_a_verified_address(name, tmp_path, monkeypatch):
 
 
 def test_every_detector_names_a_recipe_of_coco():
-    assert len(DETECTORS) == 26
+    assert len(DETECTORS) == 32
     for name in DETECTORS:
         load_config(PUBLISHED[name].recipe)
