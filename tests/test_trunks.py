@@ -91,6 +91,7 @@ def mobilenet():
     config = tiny_config()
     trunk = dict(multiplier=0.1, norm="affine", frozen_stages=0)
     config.model.backbone = named_section("backbone", "mobilenetv4", **trunk)
+    config.optim.loss_scale = 2.0**8  # in float16 the first step overflows at 2**16
     config.loss.update(rpn_cls_average="budget", rpn_box_average="budget")
     return config
 
