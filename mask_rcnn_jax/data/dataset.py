@@ -193,6 +193,16 @@ def check_classes(dataset: Dataset, expected: list[dict], where: str) -> None:
         )
 
 
+def check_scored_keypoints(dataset: Dataset, names: tuple[str, ...]) -> None:
+    """Raise ValueError if a dataset has other keypoints than a model finds, or in another order;
+    not if one of the two has none."""
+    found = keypoints(dataset).names
+    if found and names and found != names:
+        raise ValueError(
+            f"{dataset_name(dataset)} has the keypoints {found}, data.keypoints is {names}"
+        )
+
+
 def check_dataset(dataset: Dataset, argument: str) -> None:
     """Raise ValueError, naming the argument, for the first thing that training could not use."""
     name = f"{argument} ({type(dataset).__name__})"

@@ -2,7 +2,7 @@
 
 import optax
 
-from mask_rcnn_jax.data.dataset import Dataset, is_boxes_only
+from mask_rcnn_jax.data.dataset import Dataset, is_boxes_only, keypoints
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.recipe.stopping import StopRule
 from mask_rcnn_jax.training.optim import count_microbatches
@@ -34,3 +34,6 @@ def check_evaluated(rule: StopRule, val_set: Dataset | None, *, learns_masks: bo
     if rule.stop_at_mask_ap > 0 and not has_masks:
         expected = "expected 0 where no masks are scored"
         raise ValueError(f"train.stop_at_mask_ap is {rule.stop_at_mask_ap:g}, {expected}")
+    if rule.stop_at_keypoints_ap > 0 and not (val_set is not None and keypoints(val_set).names):
+        found = f"train.stop_at_keypoints_ap is {rule.stop_at_keypoints_ap:g}"
+        raise ValueError(f"{found}, expected 0 without data.keypoints")

@@ -60,8 +60,9 @@ def write(
             return None
 
     about = {"Ground truth": ground_truth} if analyses else {}
-    if "boundary_AP" in metrics:
-        about["Boundary AP"] = f"{metrics['boundary_AP']:.3f}"
+    for label, name in (("Boundary AP", "boundary_AP"), ("Keypoints AP", "keypoints_AP")):
+        if name in metrics:
+            about[label] = f"{metrics[name]:.3f}"
     cells = metrics.get("cells")
     write_report(folder / NAME, title, about, analyses, read_image, records, cells)
     if failures:

@@ -17,7 +17,13 @@ from mask_rcnn_jax import device
 from mask_rcnn_jax.annotations.reader import GroundTruth, read_ground_truth
 from mask_rcnn_jax.config import as_recipe, check_written
 from mask_rcnn_jax.data.coco import CocoDataset
-from mask_rcnn_jax.data.dataset import Dataset, check_classes, check_dataset, dataset_name
+from mask_rcnn_jax.data.dataset import (
+    Dataset,
+    check_classes,
+    check_dataset,
+    check_scored_keypoints,
+    dataset_name,
+)
 from mask_rcnn_jax.data.eval_loader import EvalLoader
 from mask_rcnn_jax.data.options import DataOptions, ExampleOptions
 from mask_rcnn_jax.data.overview import image_size
@@ -26,6 +32,7 @@ from mask_rcnn_jax.data.source import annotation_file, load_split, load_val
 from mask_rcnn_jax.data.tiles import Tiles, tiling
 from mask_rcnn_jax.data.views import ViewLoader
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
+from mask_rcnn_jax.evaluation import keypoints
 from mask_rcnn_jax.evaluation.engines import announce_engine
 from mask_rcnn_jax.evaluation.notes import absent_category, box_form, check_scorable, notes
 from mask_rcnn_jax.images.decode import decode_image
@@ -199,6 +206,7 @@ def _val_set(
             f"{name} has {len(categories)} classes, expected {len(dataset.class_names)} as in "
             f"{dataset_name(dataset)} (data.class_ids says how ids become classes)"
         )
+    check_scored_keypoints(dataset, recipe.data.keypoints)
     return dataset
 
 
@@ -246,6 +254,10 @@ def evaluate_results(
     for line in notes(truth, protocol=wanted.protocol, scored=wanted.detections_per_image):
         logging.warning("%s", line)
     _warn_unknown_categories(results_json, truth, results)
+    if points is not None:
+        scored = names or keypoints.names_in(truth.content["categories"])
+        if line := keypoints.sigmas_of(scored, wanted.keypoint_sigmas)[1]:
+            logging.warning("%s", line)
     analyses, collect = reports.collector(report)
     metrics = coco_evaluation.score(
         truth,

@@ -60,13 +60,16 @@ FREE_TO_CHANGE = tuple(
     data.num_workers distill.teacher optim.accumulate_steps train.checkpoint_every
     train.eval_every train.images_per_device train.implementation train.keep_checkpoints
     train.log_every train.loggers train.min_improvement train.patience train.remat
-    train.skip_images train.stop_at_box_ap train.stop_at_mask_ap
+    train.skip_images train.stop_at_box_ap train.stop_at_keypoints_ap train.stop_at_mask_ap
     """.split()
 )
 # What a resumed run may change of `eval`, so that its APs are not those of before.
 SCORING = tuple(
     f"eval.{name}"
-    for name in ("max_images", "paste", "protocol", *(field.name for field in fields(Detect)))
+    for name in (
+        *("max_images", "paste", "protocol", "keypoint_sigmas"),
+        *(field.name for field in fields(Detect)),
+    )
 )
 LENGTH = ("train.steps", "train.epochs")  # a resumed run may raise them
 
@@ -99,6 +102,7 @@ def open_datasets(
         val_set = load_val(data, classes, boxes_only=boxes_only)
     if val_set is not None:
         datasets.check_classes(val_set, classes, name)
+        datasets.check_scored_keypoints(val_set, data.keypoints)
     for split, dataset in given.items():
         if dataset is None:
             continue

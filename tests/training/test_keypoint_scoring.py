@@ -1,6 +1,7 @@
 """Scores and pictures of keypoints, with a detector that finds what is labeled."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -9,13 +10,14 @@ import pytest
 from mask_rcnn_jax.annotations.keypoints import NO_KEYPOINTS as NONE
 from mask_rcnn_jax.benchmarking.inputs import synthetic_batch
 from mask_rcnn_jax.config import as_recipe
+from mask_rcnn_jax.data.dataset import categories
 from mask_rcnn_jax.data.eval_loader import EvalLoader
 from mask_rcnn_jax.data.options import DataOptions
 from mask_rcnn_jax.evaluation import coco
 from mask_rcnn_jax.recipe.options import EvalOptions
 from mask_rcnn_jax.report.preview import preview_sheet
 from mask_rcnn_jax.structures import Detections
-from mask_rcnn_jax.training import evaluator
+from mask_rcnn_jax.training import evaluator, scoring
 from mask_rcnn_jax.training.encoding import Rules
 from mask_rcnn_jax.training.scoring import evaluate_results
 from mask_rcnn_jax.training.step import make_mesh
@@ -64,6 +66,33 @@ def test_what_is_found_is_scored_and_written_in_pixels_of_the_json(figures, tmp_
             name: value for name, value in again.items() if name != "per_category"
         }
     assert "AP50" not in again and "OKS" in coco.format_table(again)
+
+
+def test_results_say_which_sigmas_are_ours_and_the_report_has_their_ap(
+    figures, tmp_path, monkeypatch
+):
+    points = [{"image_id": 1, "category_id": 4, "score": 0.5, "keypoints": [30, 15, 1] * 3}]
+    (tmp_path / "points.json").write_text(json.dumps(points))
+    config, lines = tiny_config(), []
+    config.data.update(val_json=str(tmp_path / "figures.json"), val_images=str(tmp_path))
+    monkeypatch.setattr(scoring.logging, "warning", lambda text, *given: lines.append(text % given))
+    for names in (NAMES, ()):
+        config.data.keypoints = names
+        metrics = evaluate_results(tmp_path / "points.json", config, output=tmp_path, report=True)
+        assert [line for line in lines if "all are 0.05" in line]
+        lines.clear()
+    page = (tmp_path / "report.html").read_text()
+    assert "Keypoints AP" in page and f"{metrics['keypoints_AP']:.3f}" in page
+
+
+def test_sets_with_points_in_another_order_are_not_scored(figures):
+    dataset = figures[0]
+    recipe = as_recipe(tiny_config())
+    for names, is_refused in ((NAMES, False), ((), False), (NAMES[::-1], True)):
+        given = replace(recipe, data=replace(recipe.data, keypoints=names))
+        expected = pytest.raises(ValueError, match="has the keypoints .*data.keypoints is")
+        with expected if is_refused else nullcontext():
+            scoring._val_set(given, dataset, categories(dataset), "a model", known=True)
 
 
 def test_pictures_show_points_on_both_sides(figures, tmp_path):

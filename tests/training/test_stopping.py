@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from mask_rcnn_jax import parts
+from mask_rcnn_jax.annotations.keypoints import Keypoints
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.recipe.options import TrainOptions
 from mask_rcnn_jax.recipe.stopping import StopRule, ap, comparable, main_ap, measure
@@ -202,6 +203,10 @@ def test_a_mask_ap_that_is_not_measured_cannot_be_reached():
         with pytest.raises(ValueError, match=message):
             check_evaluated(both, val_set, learns_masks=learns_masks)
     check_evaluated(StopRule(stop_at_box_ap=0.3), masks, learns_masks=False)
+    points = StopRule(stop_at_keypoints_ap=0.3)
+    check_evaluated(points, SimpleNamespace(keypoints=Keypoints(("nose",))), learns_masks=False)
+    with pytest.raises(ValueError, match="^train.stop_at_keypoints_ap is 0.3, expected 0 without"):
+        check_evaluated(points, boxes, learns_masks=False)
     config = tiny_config()
     assert not as_recipe(config).learns_boxes_only
     config.loss.mask_weight = 0.0
