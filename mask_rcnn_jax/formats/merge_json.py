@@ -48,17 +48,21 @@ def merge_jsons(
     if unknown := sorted(class_map.keys() - known):
         raise ValueError(f"--map has {show(unknown[0])}, expected one of {sorted(known)[:20]}")
     categories: dict[str, dict] = {}
+    layouts: dict[str, list] = {}  # names of keypoints, [] for those that are not named
     images: list[dict] = []
     annotations: list[dict] = []
     for (path, content), image_dir in zip(contents.items(), image_dirs, strict=True):
         new_classes = {}
+        with_points = {e["category_id"] for e in content["annotations"] if e.get("keypoints")}
         for entry in content["categories"]:
             name = class_map.get(entry["name"], entry["name"])
             numbered = entry | {"id": len(categories) + 1, "name": name}
+            points = entry.get("keypoints") or []
+            if points or entry["id"] in with_points:
+                _check_points(layouts.setdefault(name, points), points, f"{path}: {show(name)}")
             same = categories.setdefault(name, numbered)
-            if (entry.get("keypoints") or []) != (same.get("keypoints") or []):
-                advice = "data.more_train reads jsons whose points have other orders"
-                raise ValueError(f"{path}: {show(name)} has other keypoints than before; {advice}")
+            if points and not same.get("keypoints"):
+                same.update({key: entry[key] for key in ("keypoints", "skeleton") if key in entry})
             new_classes[entry["id"]] = same["id"]
         new_images = {}
         prefix = os.path.relpath(os.path.abspath(image_dir), folder)
@@ -80,6 +84,12 @@ def merge_jsons(
     _check_images(contents, [entry["file_name"] for entry in images], folder)
     joined = {"images": images, "categories": [*categories.values()], "annotations": annotations}
     return joined, folder
+
+
+def _check_points(known: list, own: list, where: str) -> None:
+    if known != own:
+        advice = "data.more_train reads jsons whose points have other orders"
+        raise ValueError(f"{where} has other keypoints than before; {advice}")
 
 
 def _check_images(contents: Mapping[str, Content], names: list[str], folder: Path) -> None:

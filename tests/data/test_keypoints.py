@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -202,6 +203,19 @@ def test_jsons_with_other_keypoints_are_not_merged_into_one(tmp_path):
     assert points == 2 * [entry["keypoints"] for entry in figure_json()["annotations"]]
     with pytest.raises(ValueError, match="2/figures.json: 'figure' has other keypoints"):
         merge_jsons(paths, [], {})
+    for plain in (0, 1):  # a json without names, and then without points
+        joined, content = paths[:2], figure_json()
+        del content["categories"][0]["keypoints"]
+        Path(paths[plain]).write_text(json.dumps(content))
+        with pytest.raises(ValueError, match="'figure' has other keypoints"):
+            merge_jsons(joined, [], {})
+        for entry in content["annotations"]:
+            del entry["keypoints"]
+        Path(paths[plain]).write_text(json.dumps(content))
+        merged, _ = merge_jsons(joined, [], {})
+        assert merged["categories"][0]["keypoints"] == list(NAMES)
+        assert sum("keypoints" in entry for entry in merged["annotations"]) == 2
+        Path(paths[plain]).write_text(json.dumps(figure_json()))
 
 
 def test_merged_sets_keep_the_points_of_each(tmp_path):
