@@ -10,9 +10,9 @@ import numpy as np
 
 from mask_rcnn_jax.weights.trunk_names import Rows
 
-# Hugging Face's layers of queries, in DINOv3 and DINOv2; keys and values have names alike. Those of
-# other transformers are in `blocks`.
-_QUERY = re.compile(r"((?:.*\.)?layer\.\d+\.attention\.(?:attention\.)?)(?:q_proj|query)\.weight")
+# Hugging Face's layers of queries in DINOv3 and DINOv2, which Swin's differ from; keys and values
+# have names alike.
+_QUERY = re.compile(r"(.*\blayer\.\d+\.attention\.(?:attention\.)?)(?:q_proj|query)\.weight")
 _KINDS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"))
 # Scales of the branches, which MAE's vision transformer of the same names lacks.
 META_SIGN, TIMM_SIGN = "blocks.0.ls1.gamma", "blocks.0.gamma_1"

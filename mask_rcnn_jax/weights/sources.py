@@ -76,7 +76,7 @@ _CONVNEXT, _CONVNEXT_TABLES = trunks.convnext("[backbone.]")
 _TORCHVISION_CONVNEXT, _TORCHVISION_CONVNEXT_TABLES = trunks.torchvision_convnext()
 _DINOV3_CONVNEXT, _DINOV3_CONVNEXT_TABLES = trunks.huggingface_convnext("[model.]")
 _DINOV3, _DINOV3_TABLES = dino.huggingface_dinov3("[model.]")
-_DINOV2, _DINOV2_TABLES = dino.huggingface_dinov2("[dinov2.]")
+_DINOV2, _DINOV2_TABLES = dino.huggingface_dinov2("[dinov2.][dinov2_with_registers.]")
 _META_DINOV3, _META_DINOV3_TABLES = dino.timm_and_meta(("reg_token", "storage_tokens"), False)
 _META_DINOV2, _META_DINOV2_TABLES = dino.timm_and_meta(("reg_token", "register_tokens"), True)
 _TIMM_CONVNEXT, _TIMM_CONVNEXT_TABLES = trunks.timm_convnext()
@@ -180,14 +180,17 @@ SOURCES = {
     ),
     "dinov2": Source(
         "Hugging Face's DINOv2",
-        tuple(f"{prefix}encoder.layer.0.layer_scale1.lambda1" for prefix in ("", "dinov2.")),
+        tuple(
+            f"{prefix}encoder.layer.0.layer_scale1.lambda1"
+            for prefix in ("", "dinov2.", "dinov2_with_registers.")
+        ),
         _DINOV2,
         unused=dino.UNUSED,
         tables=_DINOV2_TABLES,
     ),
     "dinov3_meta": Source(
         "Meta's or timm's DINOv3 vision transformer",
-        (dino.TIMM_SIGN, "storage_tokens"),
+        ("reg_token", "storage_tokens"),  # other models of timm have its names without registers
         _META_DINOV3,
         unused=dino.UNUSED,
         tables=_META_DINOV3_TABLES,

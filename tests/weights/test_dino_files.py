@@ -134,6 +134,20 @@ def test_every_layer_of_a_transformer_is_theirs(case, tmp_path):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-4)
 
 
+def test_a_classifier_with_registers_has_the_name_of_its_class_before_others():
+    arrays = {f"dinov2_with_registers.{k}": v for k, v in arrays_of("vit2_hf_reg").items()}
+    arrays["classifier.weight"] = np.zeros((5, 64), np.float32)
+    expected = to_flax(arrays_of("vit2_hf_reg"), norm=None, eps=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, to_flax(arrays, norm=None, eps=1e-5), expected)
+
+
+def test_rotary_transformers_of_other_kinds_are_refused():
+    """timm's vit_small_patch16_rope_224 has names of its DINOv3, and rotates in another way."""
+    arrays = {n: array for n, array in arrays_of("vit3_timm").items() if n != "reg_token"}
+    with pytest.raises(ValueError, match=r"blocks\.0\.gamma_1.* have no counterpart"):
+        to_flax(arrays, norm=None, eps=1e-5)
+
+
 @pytest.mark.parametrize("case", ["vit3_hf", "vit2_hf"])
 def test_a_file_without_keys_is_refused(case):
     arrays = {name: array for name, array in arrays_of(case).items() if ".k" not in name}
