@@ -4,6 +4,7 @@ COCO has x, y, v for each point: v is 0 not labeled, 1 labeled but hidden, 2 vis
 indices of pixels, or coordinates; `data.keypoint_offset` says which.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -24,21 +25,25 @@ PERSON_SKELETON = (
     *((15, 13), (13, 11), (16, 14), (14, 12), (11, 12), (5, 11), (6, 12), (5, 6), (5, 7), (6, 8)),
     *((7, 9), (8, 10), (1, 2), (0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 6)),
 )
-_SIDES = {"left": "right", "right": "left"}
+_PAIRS = (("left", "right"), ("Left", "Right"), ("LEFT", "RIGHT"), ("l", "r"), ("L", "R"))
+_SIDES = dict(_PAIRS) | {right: left for left, right in _PAIRS}
+# A word of a name: left_eye, front_left_paw, "Left Eye", eyeLeft, L_Eye, hand_r.
+_SIDE = re.compile(
+    r"(?:(?<![A-Za-z])([Ll]eft|[Rr]ight|LEFT|RIGHT|[LlRr])|(?<=[a-z])(Left|Right|L|R))(?![a-z])"
+)
 MAX_COORDINATE = 1e6  # pixels
 
 
 def mirror_places(names: Sequence[str]) -> tuple[int, ...]:
     """For each point, the place of the one that is seen there in a mirror image: left_x for
-    right_x. A point without such a partner keeps its own."""
+    right_x, or x_l for x_r. A point without such a partner keeps its own."""
     return tuple(
         names.index(_other(name)) if _other(name) in names else n for n, name in enumerate(names)
     )
 
 
 def _other(name: str) -> str:
-    side, _, rest = name.partition("_")
-    return f"{_SIDES[side]}_{rest}" if side in _SIDES else name
+    return _SIDE.sub(lambda found: _SIDES[found[0]], name, count=1)
 
 
 def skeleton_of(categories: Iterable[Mapping[str, Any]], names: Sequence[str]) -> tuple:

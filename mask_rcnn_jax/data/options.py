@@ -51,7 +51,7 @@ class ExampleOptions:
         inclusive_boxes: x2 and y2 of ground truth are the last pixels, x2 = x + width - 1; follows
             from `model.box_coder.inclusive`.
         keypoints: names of an object's keypoints, in order; () reads none. In mirror images
-            "left_x" and "right_x" change places.
+            "left_x" and "right_x" change places, in any spelling of the sides.
         keypoint_offset: added to the keypoints of annotations, and taken off those of results:
             0.5 as in Detectron2 if they are indices of pixels, 0 as in torchvision.
         min_keypoints: images whose objects have fewer labeled keypoints in all are not trained on:

@@ -72,6 +72,19 @@ def test_mirror_places_swap_sides_and_keep_what_has_no_partner():
     assert [places[p] for p in places] == list(range(17))
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        *(("eye_left", "eye_right"), ("Left Eye", "Right Eye"), ("leftEye", "rightEye")),
+        *(("eyeL", "eyeR"), ("L_Eye", "R_Eye"), ("hand-l", "hand-r"), ("LEFT", "RIGHT")),
+        ("front_left_paw", "front_right_paw"),
+    ],
+)
+def test_sides_are_found_anywhere_in_a_name(names):
+    assert mirror_places(names) == (1, 0)
+    assert mirror_places((*names, "bright_leftover", "lid", "tail")) == (1, 0, 2, 3, 4)
+
+
 def test_skeletons_are_of_the_json_or_of_coco_by_name():
     names = ("right_eye", "nose")
     own = [{"keypoints": ["nose", "right_eye", "tail"], "skeleton": [[1, 2], [2, 3]]}]
