@@ -90,9 +90,10 @@ class CosineAttention(Attention):
 
 
 def unit(x: jax.Array) -> jax.Array:
-    """Divide float32 vectors [.., c] by their lengths; zeros stay zeros."""
+    """Divide float32 vectors [.., c] by their lengths; those of almost none stay as they are, with
+    gradients that float16 holds."""
     square = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
-    return x * jax.lax.rsqrt(jnp.maximum(square, LEAST_LENGTH**2))
+    return x * jax.lax.rsqrt(jnp.where(square > LEAST_LENGTH**2, square, 1.0))
 
 
 def log_distances(window: int, learned: int) -> jax.Array:

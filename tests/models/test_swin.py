@@ -9,7 +9,7 @@ from flax.traverse_util import flatten_dict
 
 from mask_rcnn_jax.models.shifted_windows import distances, from_windows, to_windows
 from mask_rcnn_jax.models.swin import Attention, Swin
-from mask_rcnn_jax.models.swin_v2 import SwinV2
+from mask_rcnn_jax.models.swin_v2 import CosineAttention, SwinV2
 from mask_rcnn_jax.ops.extent import ValidExtent
 from tests.helpers import assert_finite_tree
 from tests.models.swin_weights import random_array
@@ -108,6 +108,15 @@ def test_half_precision_is_close(kind, dtype):
         assert one.dtype == dtype
         error = np.abs(np.float32(one) - other).mean() / np.abs(other).mean()
         assert error < (0.1 if dtype == jnp.bfloat16 else 0.02)
+
+
+def test_keys_of_nothing_have_finite_gradients_in_float16():
+    """They have no length: zeros fill the last windows, and keys have no bias."""
+    layer = CosineAttention(2, 3, 0, jnp.float16, 3)
+    x = np.float16(random_images(size=(3, 4))[..., :1] * np.ones(8))  # a window and a third
+    variables = layer.init(jax.random.key(0), x, None)
+    grads = jax.grad(lambda v: weigh([layer.apply(v, x, None)]))(variables)
+    assert_finite_tree(grads)
 
 
 @pytest.mark.slow
