@@ -39,6 +39,8 @@ CLASS_DEPENDENT = (
     "params/box_head/cls_score/",
     "params/box_head/bbox_pred/",
     "params/mask_head/mask_predictor/",
+    "params/mask_head/coarse_predictor/",
+    "params/mask_head/point_head/",  # its layers read the coarse masks of all classes
     "params/keypoint_head/keypoint_deconv/",
     *(
         f"params/cascade/heads_{i}/{name}/"

@@ -11,6 +11,7 @@ from mask_rcnn_jax.models.point_rend import PointRendHead
 from mask_rcnn_jax.ops.points import doubled, grid_points, in_image, point_targets, sample_map
 from mask_rcnn_jax.training.step import loss_terms
 from mask_rcnn_jax.weights.convert import to_detectron2, to_flax
+from mask_rcnn_jax.weights.pretrained import merge_into
 from tests import small_trunk
 from tests.helpers import (
     any_variables,
@@ -215,6 +216,32 @@ def test_a_whole_model_goes_to_detectron2_and_back():
         strict=True,
     ):
         np.testing.assert_array_equal(ours[..., 1:], np.asarray(theirs)[..., 1:])
+
+
+def test_weights_of_other_classes_start_a_run():
+    """All that reads the coarse masks of all classes is drawn anew, the rest is taken."""
+
+    def head(classes, value):
+        run = jax.eval_shape(
+            lambda: PointRendHead(classes, channels=8, **SIZES).init(
+                jax.random.key(0),
+                jnp.zeros((1, 2, 14, 14, 8)),
+                jnp.ones((1, 2), int),
+                sample=lambda points: jnp.zeros((*points.shape[:-1], 8)),
+            )
+        )
+        params = jax.tree.map(lambda leaf: np.full(leaf.shape, value, leaf.dtype), run["params"])
+        return {"params": {"mask_head": params}, "batch_stats": {}}
+
+    merged, report = merge_into(head(2, 0.0), head(CLASSES, 1.0))
+    params = merged["params"]["mask_head"]
+    drawn = {
+        name
+        for name, layer in {**params, **params["point_head"]}.items()
+        if name != "point_head" and not np.any(layer["kernel"])
+    }
+    assert drawn == {"coarse_predictor", "fc1", "fc2", "fc3", "predictor"}
+    assert sum(line.endswith("in the model, initialized") for line in report) == 7
 
 
 @pytest.mark.parametrize(
