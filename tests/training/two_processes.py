@@ -52,10 +52,11 @@ def run(workdir: str) -> None:
 
     @jax.jit
     def advance(state, rows):
-        return state.replace(step=state.step + 1, params=mean(state.params, rows))
+        return state.replace(step=state.step + 1, params={"x": mean(state.params["x"], rows)})
 
     state = replicate(
-        TrainState(step=jnp.int32(0), params=jnp.zeros(()), batch_stats={}, opt_state=()), mesh
+        TrainState(step=jnp.int32(0), params={"x": jnp.zeros(())}, batch_stats={}, opt_state=()),
+        mesh,
     )
     checkpoints = Checkpoints(workdir, keep=2)
     rows = shard_batch(np.full(4, 1.0 + jax.process_index(), np.float32), mesh)
@@ -71,7 +72,7 @@ def run(workdir: str) -> None:
                 checkpoints = Checkpoints(workdir, keep=2)
                 restored = jax.device_get(checkpoints.restore(state))
                 checkpoints.close()
-                print(f"stopped at {restored.step} with {restored.params}", flush=True)
+                print(f"stopped at {restored.step} with {restored.params['x']}", flush=True)
                 return
             time.sleep(0.02)
 
