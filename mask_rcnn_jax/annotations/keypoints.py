@@ -25,6 +25,7 @@ PERSON_SKELETON = (
     *((15, 13), (13, 11), (16, 14), (14, 12), (11, 12), (5, 11), (6, 12), (5, 6), (5, 7), (6, 8)),
     *((7, 9), (8, 10), (1, 2), (0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 6)),
 )
+DESCRIBED = ("id", "name", "keypoints", "skeleton")  # of a category
 _PAIRS = (("left", "right"), ("Left", "Right"), ("LEFT", "RIGHT"), ("l", "r"), ("L", "R"))
 _SIDES = dict(_PAIRS) | {right: left for left, right in _PAIRS}
 # A word of a name: left_eye, front_left_paw, "Left Eye", eyeLeft, L_Eye, hand_r.
@@ -51,8 +52,9 @@ def skeleton_of(categories: Iterable[Mapping[str, Any]], names: Sequence[str]) -
     has a skeleton between points of these names, or COCO's for COCO's names, or none."""
     place = {name: n for n, name in enumerate(names)}
     for category in categories:
-        own, lines = category.get("keypoints"), category.get("skeleton")
-        if not isinstance(own, list) or not isinstance(lines, list):
+        own: Any = category.get("keypoints")
+        lines = category.get("skeleton")
+        if not _are_names(own) or not isinstance(lines, list):
             continue
         pairs = [(own[a - 1], own[b - 1]) for a, b in filter(partial(_is_line, own), lines)]
         known = [(place[a], place[b]) for a, b in pairs if a in place and b in place]
@@ -72,10 +74,19 @@ def _is_line(own: Sequence[str], line: Any) -> bool:
 def listed_names(category: Mapping[str, Any]) -> tuple[str, ...]:
     """The keypoints that a category lists, () if it lists none; ValueError if it is no list."""
     names = category.get("keypoints") or ()
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+    if not _are_names(names):
         where = f"category {show(category.get('name'))} has the keypoints {show(names)}"
         raise ValueError(f"{where}, expected a list of names")
     return tuple(names)
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
+
+
+def described(category: Mapping[str, Any]) -> dict[str, Any]:
+    """Its "id" and "name", and "keypoints" and "skeleton" where it has them."""
+    return {key: category[key] for key in DESCRIBED if key in category}
 
 
 class Keypoints(NamedTuple):

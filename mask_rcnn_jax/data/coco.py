@@ -15,7 +15,13 @@ from absl import logging
 
 from mask_rcnn_jax.annotations import checks
 from mask_rcnn_jax.annotations.checks import TRAIN
-from mask_rcnn_jax.annotations.keypoints import NO_KEYPOINTS, Keypoints, Layout, skeleton_of
+from mask_rcnn_jax.annotations.keypoints import (
+    NO_KEYPOINTS,
+    Keypoints,
+    Layout,
+    described,
+    skeleton_of,
+)
 from mask_rcnn_jax.annotations.reader import (
     dropped_lines,
     fault_line,
@@ -277,8 +283,10 @@ def for_workers(dataset: Dataset) -> Dataset:
 
 def load_categories(json_path: str | os.PathLike, *, class_ids: str = "contiguous") -> list[dict]:
     """`[{"id", "name"}, ...]` of a COCO json, class 1 first; `class_ids` as for `load_coco`."""
-    classes = _classes(os.fspath(json_path), read_coco(json_path)["categories"], class_ids)
-    return [{"id": category_id, "name": name} for category_id, name in classes.items()]
+    listed = read_coco(json_path)["categories"]
+    known = {entry["id"]: described(entry) for entry in listed}
+    classes = _classes(os.fspath(json_path), listed, class_ids)
+    return [known.get(k, {"id": k, "name": name}) for k, name in classes.items()]
 
 
 def read_coco(json_path: str | os.PathLike, *, same_annotations: bool = False) -> dict[str, Any]:

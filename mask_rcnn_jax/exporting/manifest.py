@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mask_rcnn_jax.annotations.keypoints import described
 from mask_rcnn_jax.images.bands import RGB, Bands
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.protocols import MaskHeadLike, ability
@@ -82,8 +83,7 @@ def make_manifest(
         "made_by": f"mask_rcnn_jax {__version__}",
         "precision": interface.precision if interface else "float32",
         "classes": [
-            {"class": k, "id": category["id"], "name": category["name"]}
-            for k, category in enumerate(categories, start=1)
+            {"class": k, **described(category)} for k, category in enumerate(categories, start=1)
         ],
         "preprocessing": {
             "colors": CHANNELS if data.bands.names else COLORS,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mask_rcnn_jax.annotations.keypoints import described
+
 MANIFEST = "manifest.json"
 MAX_SIDE = 65535  # pixels
 
@@ -20,7 +22,8 @@ class Manifest:
         content: its bytes.
         format: "onnx" or "stablehlo".
         made_by: the version that wrote it.
-        categories: {"id", "name"} for each class, class 1 first.
+        categories: {"id", "name"} for each class, class 1 first, with "keypoints" and "skeleton"
+            where it has them.
         batch: rows of a batch; None for any.
         canvas: (H, W) of the input.
         picture_size: (height, width) of all images before they are resized; None for any.
@@ -68,7 +71,7 @@ def _parsed(path: Path, content: bytes, tree: Any) -> Manifest:
         content=content,
         format=_entry(tree, "format", "onnx or stablehlo"),
         made_by=str(tree.get("made_by")),
-        categories=tuple({"id": one["id"], "name": one["name"]} for one in tree["classes"]),
+        categories=tuple(map(described, tree["classes"])),
         batch=None if isinstance(batch, str) else batch,
         canvas=tuple(_entry(tree, "preprocessing.canvas", SIZE)),
         picture_size=fixed,

@@ -8,6 +8,7 @@ from typing import Any
 from absl import logging
 
 from mask_rcnn_jax import parts
+from mask_rcnn_jax.annotations.keypoints import described
 from mask_rcnn_jax.config import flatten
 from mask_rcnn_jax.models.build import BUILDERS, ModelOptions
 from mask_rcnn_jax.stores import is_address, local_file
@@ -60,7 +61,7 @@ def saved_categories(path: str | os.PathLike) -> list[dict]:
     file = _beside(path)
     try:
         content = json.loads(file.read_bytes())
-        found = [{"id": one["id"], "name": str(one["name"])} for one in content["classes"]]
+        found = [described(one) | {"name": str(one["name"])} for one in content["classes"]]
         return found if Path(path).name in content["files"] else []
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []

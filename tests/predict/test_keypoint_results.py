@@ -5,15 +5,20 @@ import json
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.annotations.keypoints import PERSON
+from mask_rcnn_jax.annotations.keypoints import PERSON, skeleton_of
+from mask_rcnn_jax.data.coco import load_categories
 from mask_rcnn_jax.data.resize import ResizePlan
 from mask_rcnn_jax.evaluation import visualize
+from mask_rcnn_jax.exporting.manifest import ModelInterface, make_manifest
 from mask_rcnn_jax.predict.batches import PreparedImage, _detections
 from mask_rcnn_jax.predict.tiles import as_view, merge_tiles
+from mask_rcnn_jax.recipe.manifest import read_manifest
 from mask_rcnn_jax.serving.service import _entries
 from mask_rcnn_jax.structures import Detections
-from tests.keypoint_set import NAMES
+from mask_rcnn_jax.weights.saved_model import saved_categories
+from tests.keypoint_set import NAMES, figure_json
 from tests.predict.test_result import make_result
+from tests.small_model import small_config
 
 POINTS = np.array([[(20, 30, 0.9), (40, 32, 0.5), (30.5, 22, 0.1)]] * 4, np.float32)
 LINES = [
@@ -66,6 +71,28 @@ def test_lines_of_the_skeleton_and_dots_are_drawn():
     assert not drawn(keypoints=np.full_like(POINTS, np.nan)).any()
     large = drawn(keypoints=np.full_like(POINTS, 1e30))  # of a diverged model
     assert not large.any()
+
+
+def test_exported_models_and_files_of_weights_know_the_lines(tmp_path):
+    """The json of a set, and manifests beside weights and models, keep them to be drawn."""
+    content = figure_json()
+    (tmp_path / "val.json").write_text(json.dumps(content))
+    listed = load_categories(tmp_path / "val.json")
+    lines = skeleton_of(listed, NAMES)
+    assert lines == ((0, 1), (0, 2))
+    recipe = small_config("coco_keypoints", (64, 96))
+    interface = ModelInterface({"images": {"shape": [1, 64, 96, 3]}}, (64, 96), "float32")
+    given: dict = dict(files=["model.stablehlo"], details={})
+    exported = make_manifest(recipe, listed, format="stablehlo", interface=interface, **given)
+    (tmp_path / "manifest.json").write_text(json.dumps(exported))
+    assert skeleton_of(read_manifest(tmp_path).categories, NAMES) == lines
+    beside = make_manifest(
+        recipe, listed, format="safetensors", files=["w.safetensors"], interface=None, details={}
+    )
+    (tmp_path / "w.manifest.json").write_text(json.dumps(beside))
+    assert skeleton_of(saved_categories(tmp_path / "w.safetensors"), NAMES) == lines
+    damaged = [{"keypoints": [["nose"]] * 3, "skeleton": [[1, 2]]}]
+    assert skeleton_of(damaged, NAMES) == ()
 
 
 def test_enlarged_pictures_have_their_points_in_place():
