@@ -78,7 +78,7 @@ WEIGHTS = ("safetensors", "torchvision", "detectron2")
 MODELS = ("stablehlo", "onnx")
 FORMATS = (*MODELS, *WEIGHTS, "hub")
 LISTED = 10  # layers by their error in int8
-AP_NAMES = ("AP", "AP50", "mask_AP", "mask_AP50")
+AP_NAMES = ("AP", "AP50", "mask_AP", "mask_AP50", "keypoints_AP", "keypoints_AP50")
 
 
 def export_weights(

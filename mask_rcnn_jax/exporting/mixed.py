@@ -16,7 +16,7 @@ from mask_rcnn_jax.models.precision import in_precision
 from mask_rcnn_jax.models.quantization import fake_quantize
 from mask_rcnn_jax.structures import Detections
 
-LIMITED_AP = ("AP", "mask_AP")
+LIMITED_AP = ("AP", "mask_AP", "keypoints_AP")
 
 
 def layer_errors(
@@ -114,7 +114,7 @@ def keep_budget(
     """Add the int8 model with the fewest layers in float that loses no more AP than `limit`.
 
     Args:
-        limit: of the loss of box and of mask AP, 0..1.
+        limit: of the loss of box, of mask and of keypoints AP, 0..1.
         layers: those with the largest errors first.
         add_int8: function of the layers that stay in float.
         score: function of "float" or "int8", the one added last, to AP by name; its last call is
@@ -124,7 +124,8 @@ def keep_budget(
         The layers in float. A warning is logged if even all of them lose more.
     """
     exact = score("float")
-    names = [name + at_limit(exact) for name in LIMITED_AP if name in exact]
+    at = at_limit(exact)
+    names = [name + at if name + at in exact else name for name in LIMITED_AP if name in exact]
     tried: list[Sequence[str]] = []
 
     def holds(in_float: Sequence[str]) -> bool:

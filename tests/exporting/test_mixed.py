@@ -98,3 +98,16 @@ def test_a_budget_of_box_and_mask_ap(at, limit, kept, caplog):
     assert "".join(found) == kept == "".join(added[-1]) == scored[-1]
     assert len(scored) == len(added) + 1 <= 5
     assert ("loses more AP" in caplog.text) == (limit == 0)
+
+
+@pytest.mark.parametrize("at", ["", "@300"])
+def test_a_budget_of_keypoints_ap(at):
+    """It decides here, and never counts more detections than COCO's 20."""
+    lost = {"": 0.1, "a": 0.04, "ab": 0.01}
+    added = []
+
+    def score(kind):
+        loss = 0.0 if kind == "float" else lost["".join(added[-1])]
+        return {"AP": 0.5, f"AP{at}": 0.5 - loss / 100, "keypoints_AP": 0.6 - loss}
+
+    assert "".join(keep_budget(0.02, ["a", "b", "c"], added.append, score)) == "ab"
