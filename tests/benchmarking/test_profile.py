@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from mask_rcnn_jax.benchmarking import profile, stages
+from mask_rcnn_jax.config import as_recipe
 from tests.helpers import tiny_config
 
 
@@ -24,9 +25,9 @@ def test_the_costliest_operation_is_found(tmp_path):
 
 @pytest.mark.slow
 def test_stages_are_all_timed():
-    saved = []
-    training = stages.train(tiny_config(), 2, save=lambda times: saved.append(dict(times)))
-    prediction = stages.infer(tiny_config(), 2)
+    saved, recipe = [], as_recipe(tiny_config())
+    training = stages.train(recipe, 2, save=lambda times: saved.append(dict(times)))
+    prediction = stages.infer(recipe, 2)
     assert saved[-1] == training and len(saved) == len(training)
     rows = [*training.values(), *prediction.values()]
     assert all(row["ms"] > 0 and row["cpu_ms"] > 0 and row["gflop"] >= 0 for row in rows)
