@@ -76,8 +76,8 @@ class BoxHeadLike(PartLike, Protocol):
 
     Attributes:
         num_classes: K, without background; ONNX export needs it.
-    class_agnostic: False if classes have boxes of their own, of which a cascade refines one.
-    roi_size: side P of the RoI features.
+        class_agnostic: False if classes have boxes of their own, of which a cascade refines one.
+        roi_size: side P of the RoI features.
     """
 
     num_classes: int | None = None

@@ -110,6 +110,7 @@ def test_an_exported_model_scores_as_its_run(run, tmp_path):
     assert len(results[0]) == len(results[1]) > 3
 
 
+@pytest.mark.slow
 def test_evaluate_reads_bands_and_shows_them(run, tmp_path):
     metrics = mrcnn.evaluate(run.workdir, output=tmp_path, report=True)
     assert metrics["AP"] >= 0

@@ -95,6 +95,7 @@ def test_a_part_has_a_line_for_each_image(untrained, pictures, whole, tmp_path):
     assert (tmp_path / "detections.json").read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_a_part_that_is_there_is_not_read_again(untrained, pictures, tmp_path):
     own = tmp_path / "own"
     shutil.copytree(pictures, own)
@@ -204,6 +205,7 @@ def test_merge_says_what_does_not_belong_together(untrained, pictures, made, tmp
     )
 
 
+@pytest.mark.slow
 def test_a_folder_is_shared_by_the_names_below_it(untrained, tmp_path):
     folder = f"--input={untrained.data_dir / 'val'}"
     check_done(infer(untrained, None, tmp_path / "one", folder, "--no_images"))

@@ -88,6 +88,7 @@ def test_a_pruned_run_at_an_address_is_a_start(run_there):
     assert said.startswith(f"--output is {output}, which is there already")
 
 
+@pytest.mark.slow
 def test_a_predictor_is_that_of_the_folder(run_there, untrained):
     image = np.zeros((64, 64, 3), np.uint8)
     ours, theirs = (

@@ -252,6 +252,7 @@ def test_worker_processes_give_the_same_batches(dataset):
         assert isinstance(b.images.base.base, mmap.mmap | memoryview)  # not copied
 
 
+@pytest.mark.slow
 def test_workers_give_the_same_masks_and_polygons(dataset, monkeypatch):
     """Of few objects, which are sent alone, in much padding; while another one is reading."""
     monkeypatch.setattr("mask_rcnn_jax.data.eval_loader.IMAGES_PER_WORKER", 1)

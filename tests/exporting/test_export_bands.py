@@ -61,6 +61,7 @@ def case(request, tmp_path_factory):
     return kind, expected, write_artifact(folder, model, "onnx")
 
 
+@pytest.mark.slow
 def test_an_exported_model_finds_what_the_original_does(case):
     kind, expected, folder = case
     predictor = mrcnn.load(folder, score_threshold=0.05)

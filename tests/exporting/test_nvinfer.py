@@ -44,6 +44,7 @@ def exported(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("precision", "sources"), [("fp32", 1), ("int8", 3)])
+@pytest.mark.slow
 def test_nvinfer_builds_the_engine_that_its_config_names(precision, sources, exported):
     folder = exported[precision]
     engine = build(folder)

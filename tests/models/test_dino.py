@@ -194,6 +194,7 @@ def pyramid(maps, features):
     return jax.jit(lambda f: model.apply(params, f, extent))(features)
 
 
+@pytest.mark.slow
 def test_a_pyramid_of_several_maps():
     features = list(noise(4, 1, 3, 5, 16))
     mean, each = pyramid("mean", features), pyramid("each", features)

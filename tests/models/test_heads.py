@@ -213,6 +213,7 @@ def test_a_model_has_at_most_seventeen_parts():
     assert len([f for f in MaskRCNN.__dataclass_fields__ if f not in ("parent", "name")]) <= 17
 
 
+@pytest.mark.slow
 def test_the_mean_of_several_masks():
     """Also where a probability is 0 or 1 to rounding, with gradients for all heads."""
     head = MeanMaskHead(2, 4, num_convs=1, roi_size=2, heads=2)

@@ -124,6 +124,7 @@ def test_up_convolution_is_that_of_flax():
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_scores_are_values_or_probabilities():
     heatmaps = jnp.asarray(np.random.default_rng(0).normal(size=(1, 2, 3, 12, 12)), jnp.float32)
     boxes = jnp.asarray([[[0, 0, 12, 12], [4, 5, 40, 31]]], jnp.float32)
@@ -179,6 +180,7 @@ def losses_of(config, steps):
     return found
 
 
+@pytest.mark.slow
 def test_the_loss_falls_beside_that_of_masks():
     found = losses_of(tiny(masks=True), 40)
     assert {"loss/mask", "loss/keypoint"} < found[0].keys()

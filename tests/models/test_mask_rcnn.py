@@ -277,6 +277,7 @@ def test_an_unknown_precision_or_recomputation_is_refused():
         build_model(config.model, remat="most")
 
 
+@pytest.mark.slow
 def test_what_is_given_is_not_drawn_and_changes_nothing_else():
     config = tiny_config()
     config.model.backbone = small_trunk.SECTION

@@ -113,6 +113,7 @@ def trained():
     return model, run(batch, keys), alone
 
 
+@pytest.mark.slow
 def test_points_depend_on_their_image_alone(trained):
     _, both, alone = trained
     start = 0

@@ -35,6 +35,7 @@ def model_and_variables(request):
     return model, variables, prepare_for_gpu(model, variables)
 
 
+@pytest.mark.slow
 def test_predictions_are_the_same_but_for_the_order_of_sums(model_and_variables):
     model, variables, prepared = model_and_variables
     if model.precision.dtype != jnp.float32:

@@ -228,6 +228,7 @@ def test_the_first_block_is_always_there_and_the_last_seldom(monkeypatch):
     np.testing.assert_allclose(rates[::2], golden["drop_path_rates"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_recomputing_blocks_changes_nothing():
     """With dropped paths, whose draws are repeated."""
     results = []

@@ -68,6 +68,7 @@ def annotated(predictor, tmp_path_factory):
 COUNTS = {"a": 7, "b": 4, "c": 2, "d": 3}
 
 
+@pytest.mark.slow
 def test_every_frame_is_written_once_at_its_time(annotated):
     folder, sources, yielded = annotated
     assert len(yielded) == sum(COUNTS.values())

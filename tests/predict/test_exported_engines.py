@@ -151,6 +151,7 @@ def test_models_whose_maps_end_at_the_image_take_one_at_a_time(onnx_folder):
     assert load_exported(onnx_folder).batch == 1
 
 
+@pytest.mark.slow
 def test_fixed_sizes_and_batches(small, tmp_path):
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")

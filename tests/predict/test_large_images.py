@@ -66,6 +66,7 @@ def test_the_overview_is_the_average_of_blocks(predictor, path, no_image_is_whol
     np.testing.assert_allclose(overview, expected, atol=0.5)
 
 
+@pytest.mark.slow
 def test_what_is_drawn_and_written(predictor, path, no_image_is_whole, monkeypatch, tmp_path):
     monkeypatch.setattr("mask_rcnn_jax.predict.large.OVERVIEW", 66)
     result = predictor(path)

@@ -134,6 +134,7 @@ def test_finds_objects_in_any_number_of_bands(tmp_path, count, four):
         assert_same(predictor(changed), found, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_tiles_are_scaled_as_their_image():
     names, pixels = ("a", "b"), bands_of(2)
     predictor = make(names, tile=64, **SCALED)
@@ -157,6 +158,7 @@ def test_tiles_are_scaled_as_their_image():
     np.testing.assert_array_equal(found.pixels, pixels)
 
 
+@pytest.mark.slow
 def test_samples_and_other_numbers_are_taken(four):
     for image in four.samples():
         assert image.shape[2] == 4 and four(image).image.shape == image.shape[:2] + (3,)

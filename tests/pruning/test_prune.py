@@ -488,6 +488,7 @@ def workdir(tmp_path):
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 def test_a_pruned_run_is_taken_like_a_run(workdir, capsys):
     output = workdir.parent / "half"
     flags = ["--workdir", workdir, "--output", output, "--target_operations=0.5"]

@@ -150,6 +150,7 @@ def test_one_that_fails_at_the_start_ends_all(broken):
         assert (server.process.returncode, said) == (1, ("", "error: no weights\n"))
 
 
+@pytest.mark.slow
 def test_one_that_ends_without_an_error_is_not_waited_for():
     with running(**{GONE: "0"}) as server:
         out, log = server.process.communicate(timeout=60)
@@ -157,6 +158,7 @@ def test_one_that_ends_without_an_error_is_not_waited_for():
         assert "worker 0 ended with code 0 before all were ready" in log
 
 
+@pytest.mark.slow
 def test_one_that_compiles_ends_with_a_supervisor_that_is_killed():
     """Or it would keep the port from the next one."""
     with compiling() as (process, pid):

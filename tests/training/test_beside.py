@@ -149,6 +149,7 @@ def test_a_stopped_run_whose_scores_come_in_time_is_saved(whole, tmp_path, in_st
     assert "was cut off" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_stop_before_the_next_step_waits_for_scores_too(whole, tmp_path, scored_by, caplog):
     def make(step, scores):
         if step == 6:

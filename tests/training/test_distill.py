@@ -125,6 +125,7 @@ def test_a_teacher_like_the_student_changes_nothing_but_another_one_does():
     assert min(of_outputs(gradient).values()) > 1e-4, of_outputs(gradient)
 
 
+@pytest.mark.slow
 def test_no_gradient_reaches_the_teacher():
     _, (_, gradient) = run(variables(1))
     assert not any(leaf.any() for leaf in jax.tree.leaves(gradient))

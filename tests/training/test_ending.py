@@ -78,6 +78,7 @@ def test_scores_beside_training_are_waited_for(tmp_path, monkeypatch, caplog):
     assert not (tmp_path / "checkpoints" / "unscored").exists()
 
 
+@pytest.mark.slow
 def test_a_logger_may_end_it_at_an_evaluation_that_is_made_up_for(whole, tmp_path):
     def cut_off(step, metrics, images):
         if step == 3 and "loss/total" in metrics:

@@ -207,6 +207,7 @@ def run_config():
     return config
 
 
+@pytest.mark.slow
 def test_a_run_resumes_to_the_last_bit_and_gives_plain_parameters(tmp_path):
     run = partial(train, run_config(), tmp_path, **sets())
     state = jax.device_get(run())

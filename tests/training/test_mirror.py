@@ -118,6 +118,7 @@ def test_a_copy_of_the_address_is_the_run(there, whole, tmp_path):
     assert store_folders.list_tree(there) == before
 
 
+@pytest.mark.slow
 def test_another_machine_goes_on(there, whole, machine, tmp_path):
     for name, step in (("a", 3), ("b", 7), ("a", 10)):
         machine(name)
@@ -127,6 +128,7 @@ def test_another_machine_goes_on(there, whole, machine, tmp_path):
     check_same(there, whole, tmp_path / "copy")
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_store_in_mid_run_loses_nothing(here, whole, tmp_path, caplog):
     """The store does not answer while steps 4 to 9 are made."""
     place = Path(here.removeprefix("file://"))
@@ -145,6 +147,7 @@ def test_a_machine_without_a_store_in_mid_run_loses_nothing(here, whole, tmp_pat
     check_same(here, whole, tmp_path / "copy")
 
 
+@pytest.mark.slow
 def test_a_store_that_is_gone_in_the_end_is_an_error_and_the_same_call_copies(
     here, whole, machine, tmp_path
 ):
@@ -165,6 +168,7 @@ def test_a_store_that_is_gone_in_the_end_is_an_error_and_the_same_call_copies(
     check_same(here, whole, tmp_path / "copy")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_without_a_store_is_to_be_started_again(here, whole, tmp_path):
     place = Path(here.removeprefix("file://"))
     away = place.with_name("away")
@@ -228,6 +232,7 @@ def test_a_folder_that_is_gone_is_fetched_again(lost, here, whole, tmp_path):
     check_same(here, whole, tmp_path / "copy")
 
 
+@pytest.mark.slow
 def test_a_start_by_mistake_takes_nothing_from_a_run(here, whole, machine, tmp_path):
     """Of another config, on another machine, while the run is at step 5."""
 
@@ -314,6 +319,7 @@ def test_what_is_ahead_of_the_address_is_kept(here, machine, caplog):
     assert (aside / "checkpoints" / str(step)).is_dir()
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     there, whole, machine, tmp_path, caplog
 ):

@@ -81,6 +81,7 @@ def step_of(recipe, rows):
     return step, state, inputs.abstract_batch(recipe, rows, training=True)
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_fit_is_a_warning_with_advice(monkeypatch, caplog):
     caplog.set_level("INFO")
     """The state is in memory, and not to be found room for a second time."""

@@ -175,6 +175,7 @@ def test_what_is_comparable():
 
 
 @pytest.mark.parametrize("step", [pytest.param(7, marks=pytest.mark.slow), 9])
+@pytest.mark.slow
 def test_an_interrupted_run_counts_on(step, stubbed, tmp_path):
     def stop(step_, metrics, images):
         if step_ == step and "loss/total" in metrics:

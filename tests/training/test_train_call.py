@@ -127,6 +127,7 @@ def test_evaluate_looks_at_several_views(whole, tmp_path):
     assert (boxes >= -1e-3).all() and (boxes[:, :2] + boxes[:, 2:] <= 64 + 1e-3).all()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_off_ends_like_one_that_was_not(whole, tmp_path, caplog):
     """As kill -9 leaves it after step 3; the metrics of later steps are there already."""
     workdir = tmp_path / "run"

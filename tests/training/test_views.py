@@ -160,6 +160,7 @@ SLOW_NMS = [pytest.param(name, marks=pytest.mark.slow) for name in ("hard", "lin
 
 
 @pytest.mark.parametrize("nms", ["gaussian", *SLOW_NMS])
+@pytest.mark.slow
 def test_one_view_is_plain_prediction(model, variables, batches, nms):
     """Suppression of what was suppressed already drops nothing; soft-NMS comes once."""
     mesh, (batch, *_), detect = mesh_of(2), batches, replace(DETECT, nms=nms)
