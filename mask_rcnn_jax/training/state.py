@@ -58,7 +58,7 @@ class TrainState:
 
     def __repr__(self) -> str:
         size = sum(math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(self.params))
-        shown = ("loss/total", "ap/box", "ap/mask")
+        shown = ("loss/total", "ap/box", "ap/mask", "ap/keypoints")
         values = [f"{name} {self.metrics[name]:.4g}" for name in shown if name in self.metrics]
         return f"TrainState({', '.join([f'step {self.step}', f'{size:,} parameters', *values])})"
 

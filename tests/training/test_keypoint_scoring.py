@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
+import optax
 import pytest
 
 from mask_rcnn_jax.annotations.keypoints import NO_KEYPOINTS as NONE
@@ -20,6 +21,7 @@ from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.training import evaluator, scoring
 from mask_rcnn_jax.training.encoding import Rules
 from mask_rcnn_jax.training.scoring import evaluate_results
+from mask_rcnn_jax.training.state import TrainState
 from mask_rcnn_jax.training.step import make_mesh
 from mask_rcnn_jax.training.validation import logged_scores
 from tests.data.test_keypoints import load
@@ -151,3 +153,9 @@ def test_recipes_refuse_what_does_not_go_with_keypoints():
     config.data.keypoints = ("nose", "nose")
     with pytest.raises(ValueError, match="'nose' twice"):
         as_recipe(config)
+
+
+def test_a_state_shows_its_ap():
+    state = TrainState.start({"params": {"a": np.zeros(3)}, "batch_stats": {}}, optax.sgd(0.1))
+    text = repr(state.with_metrics({"ap/box": 0.25, "ap/keypoints": 0.5, "lr": 1.0}))
+    assert text == "TrainState(step 0, 3 parameters, ap/box 0.25, ap/keypoints 0.5)"
