@@ -15,7 +15,13 @@ from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.version import __version__
 from mask_rcnn_jax.weights.model_folder import WEIGHTS, own_code, portable
 
-TAGS = ["mask-rcnn", "instance-segmentation", "object-detection", "jax", "flax"]
+TAGS = ["mask-rcnn", "object-detection", "jax", "flax"]
+# By the last task of a model, or boxes alone: its name, and the hub's.
+KINDS = {
+    "boxes": ("R-CNN", "object-detection"),
+    "masks": ("Mask R-CNN", "image-segmentation"),
+    "keypoints": ("Keypoint R-CNN", "keypoint-detection"),
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,8 @@ class Facts:
 
 def make_card(recipe: Recipe, categories: Sequence[Mapping[str, Any]], facts: Facts) -> str:
     """Return the text of a card; data that are no longer there are not counted."""
-    head = {"library_name": "mask_rcnn_jax", "pipeline_tag": "image-segmentation", "tags": TAGS}
+    tags = TAGS + ["instance-segmentation"] * recipe.model.has_masks
+    head = {"library_name": "mask_rcnn_jax", "pipeline_tag": _kind(recipe)[1], "tags": tags}
     if facts.license:
         head = {"license": facts.license.lower(), **head}
     counts, sets = _data(recipe, categories) if facts.step is not None else ({}, [])
@@ -72,8 +79,14 @@ def make_card(recipe: Recipe, categories: Sequence[Mapping[str, Any]], facts: Fa
     return "\n\n".join(parts) + "\n"
 
 
+def _kind(recipe: Recipe) -> tuple[str, str]:
+    model = recipe.model
+    with_masks = "masks" if model.has_masks else "boxes"
+    return KINDS["keypoints" if model.has_keypoints else with_masks]
+
+
 def _about(recipe: Recipe, categories: Sequence[Mapping[str, Any]], facts: Facts) -> str:
-    backbone, kind = recipe.model.backbone, "Mask R-CNN" if recipe.model.has_masks else "R-CNN"
+    backbone, (kind, _) = recipe.model.backbone, _kind(recipe)
     depth = backbone.get("depth", None)
     name = f"{backbone.name}{f'-{depth}' if depth else ''}"
     trained = "" if facts.step is None else f", trained for {facts.step} steps"

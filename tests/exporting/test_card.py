@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import yaml
 
+from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.exporting.card import Facts, make_card
 from mask_rcnn_jax.formats.shapes import write_shapes
 from tests.small_model import CATEGORIES, small_config
@@ -38,6 +39,21 @@ def test_a_card_of_a_run(tmp_path):
     assert "| AP, box | 0.2500 |" in card and "| AP, mask | 0.1250 |" in card
     assert "eval.detections_per_image = 12" in card
     assert str(tmp_path) not in card and "/home/me" not in card
+
+
+def test_a_card_says_what_the_model_finds(tmp_path):
+    boxes = make_card(recipe(tmp_path, model__mask_head__name="none"), CATEGORIES, FACTS)
+    assert head(boxes)["pipeline_tag"] == "object-detection"
+    assert "instance-segmentation" not in head(boxes)["tags"] and "\nR-CNN of" in boxes
+    masks = head(make_card(recipe(tmp_path), CATEGORIES, FACTS))
+    assert (
+        masks["pipeline_tag"] == "image-segmentation" and "instance-segmentation" in masks["tags"]
+    )
+    evaluated = replace(FACTS, evaluation={"step": 20, "ap/box": 0.25, "ap/keypoints": 0.5})
+    points = make_card(load_config("coco_keypoints"), CATEGORIES[:1], evaluated)
+    assert head(points)["pipeline_tag"] == "keypoint-detection" and "Keypoint R-CNN of" in points
+    assert "instance-segmentation" not in head(points)["tags"]
+    assert "| AP, keypoints | 0.5000 |" in points
 
 
 def test_what_is_not_known_is_not_said(tmp_path):
