@@ -4,7 +4,7 @@
         --config.data.train_json=train.json --config.data.train_images=train \\
         --config.data.val_json=val.json --config.data.val_images=val \\
         --config.model.init_from=weights/mobilenetv4_conv_small.safetensors
-    python -m mask_rcnn_jax.export --config edge --workdir runs/edge --format onnx --int8 \\
+    python -m mask_rcnn_jax.export --workdir runs/edge --format onnx --int8 \\
         --calibration train --output exported
 
 MobileNetV4-Conv-S, a pyramid and an RPN of 64 channels, 100 proposals and 2 convolutions of 64
