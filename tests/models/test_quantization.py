@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from flax.traverse_util import unflatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from mask_rcnn_jax.exporting.compare import compare
 from mask_rcnn_jax.exporting.quantize_jax import quantize_jax
-from mask_rcnn_jax.models.build import abstract_variables, build_model
+from mask_rcnn_jax.models.build import BUILDERS, abstract_variables, build_model
 from mask_rcnn_jax.models.conv import Conv, Dense, RoIConv, UpConv
 from mask_rcnn_jax.models.quantization import (
     RANGE,
@@ -23,7 +23,7 @@ from mask_rcnn_jax.models.quantization import (
 )
 from mask_rcnn_jax.weights.convert import to_ours_flat
 from mask_rcnn_jax.weights.pretrained import merge_into
-from tests.helpers import any_variables, tiny_batch, tiny_config
+from tests.helpers import any_variables, assert_finite_tree, drawn, tiny_batch, tiny_config
 from tests.small_model import generated, predict_function, random_variables, small_config
 
 INT8 = Quantization(int8=True, range_momentum=0.25)
@@ -216,6 +216,61 @@ def test_training_measures_ranges_and_a_float_run_is_taken_up():
     assert any(RANGE in line and "not in the model, left out" in line for line in report)
     with pytest.raises(ValueError, match="unexpected 25 .*input_range is of model.quantization"):
         merge_into(start, trained, unused=())
+
+
+SWIN = dict(depths=(1, 2, 1, 1), width=8, num_heads=(1, 2, 2, 4), windows=(3, 3, 2, 2))
+DINO = dict(width=16, depth=2, num_heads=2, layer_scale=1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "entries"),
+    [
+        ("swin", SWIN),
+        ("swin_v2", SWIN),
+        ("dino", DINO | dict(gated=True)),
+        ("dino", DINO | dict(table_side=3)),
+    ],
+)
+def test_every_layer_of_a_transformer_is_rounded_as_in_the_exported_program(name, entries):
+    trunk = BUILDERS["backbone"][name](**entries, remat=True)
+    images = np.random.default_rng(0).normal(size=(2, 64, 96, 3)).astype(np.float32)
+    start = drawn(trunk, images, train=False)
+
+    @jax.jit
+    def step(variables):
+        def loss(params):
+            options = dict(train=True, mutable=["batch_stats"])
+            with nn.intercept_methods(INT8.interceptor()):
+                maps, updated = trunk.apply({**variables, "params": params}, images, **options)
+            return sum(jnp.sum(x * x) for x in maps), updated
+
+        return jax.grad(loss, has_aux=True)(variables["params"])
+
+    kernels = {path[:-1] for path in flatten_dict(start["params"]) if path[-1] == "kernel"}
+    _, updated = step(start)
+    ranges = trained_ranges(updated)
+    assert set(ranges) == set(map("/".join, kernels)) and min(ranges.values()) > 0
+    grads, _ = step({**start, **updated})  # which rounds
+    assert_finite_tree(grads)
+    assert all(np.any(grad) for grad in jax.tree.leaves(grads))
+
+    def predict(variables, images, _):
+        return trunk.apply(variables, images, train=False)
+
+    def emulated(variables, *inputs):
+        with nn.intercept_methods(INT8.interceptor()):
+            return predict(variables, *inputs)
+
+    program, packed = quantize_jax(predict, start, ranges, (images, None))
+    functions = (emulated, {**start, **updated}), (program, packed), (predict, start)
+    found = (jax.jit(function)(variables, images, None) for function, variables in functions)
+    for int8, exported, exact in zip(*found, strict=True):
+        lost = np.median(np.abs(int8 - exact))
+        assert lost > 1e-2 * np.median(np.abs(exact))
+        # Rarely, another order of products rounds a value to the next step, and changes those of
+        # its window.
+        assert np.median(np.abs(int8 - exported)) < 0.1 * lost
 
 
 def test_wrong_momentum_is_named():
