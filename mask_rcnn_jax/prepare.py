@@ -181,6 +181,7 @@ def check() -> None:
         boxes_only=FLAGS.boxes_only,
         bands=recipe.data.bands,
         upright=recipe.data.apply_exif == "always",
+        keypoints=recipe.data.keypoints,
     )
     if total:
         raise ValueError(f"{total} problems found, see the lines above")

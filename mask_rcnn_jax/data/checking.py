@@ -24,7 +24,7 @@ from mask_rcnn_jax.annotations.reader import (
     read_regular,
 )
 from mask_rcnn_jax.data.box_forms import boxes_of, misfits
-from mask_rcnn_jax.data.keypoint_checks import keypoint_warnings
+from mask_rcnn_jax.data.keypoint_checks import keypoint_warnings, other_names
 from mask_rcnn_jax.data.unused import Unused
 from mask_rcnn_jax.images.bands import RGB_FILES, Bands
 from mask_rcnn_jax.images.decode import (
@@ -68,10 +68,11 @@ def inspect_coco(
     boxes_only: bool = False,
     bands: Bands = RGB_FILES,
     upright: bool = False,
+    keypoints: tuple[str, ...] = (),
 ) -> Findings:
     """Check a COCO json and decode all of its images.
 
-    `boxes_only`, `bands` and `upright` are those of `load_coco`.
+    `boxes_only`, `bands` and `upright` are those of `load_coco`, `keypoints` its names.
     Raises ValueError or OSError if the json cannot be read at all.
     """
     findings, image_dir = Findings(), os.fspath(image_dir)
@@ -82,6 +83,7 @@ def inspect_coco(
     findings.images, findings.classes = len(content["images"]), len(content["categories"])
     findings.problems += checks.id_problems(content)
     findings.problems += checks.training_problems(content, image_dir, True)
+    findings.problems += other_names(content["categories"], keypoints)
     known = {entry["id"] for entry in content["images"]}
     annotations = [entry for entry in content["annotations"] if entry["image_id"] in known]
     sections = content | {"annotations": annotations}

@@ -6,8 +6,18 @@ from typing import Any
 import numpy as np
 
 from mask_rcnn_jax.annotations.checks import annotation_name
-from mask_rcnn_jax.annotations.keypoints import inside, keypoints_fault
+from mask_rcnn_jax.annotations.keypoints import Layout, inside, keypoints_fault
 from mask_rcnn_jax.annotations.reader import GroundTruth
+
+
+def other_names(categories: list[dict[str, Any]], names: tuple[str, ...]) -> list[str]:
+    """Why the names that a recipe reads cannot be found in a json; nothing if they can."""
+    try:
+        if names:
+            Layout.of(categories, names)
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 def keypoint_warnings(truth: GroundTruth) -> Iterator[str]:

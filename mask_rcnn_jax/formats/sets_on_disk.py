@@ -94,6 +94,7 @@ def print_findings(
     boxes_only: bool,
     bands: Bands = RGB_FILES,
     upright: bool = False,
+    keypoints: tuple[str, ...] = (),
 ) -> int:
     """Print every problem and warning; return the number of problems.
 
@@ -103,8 +104,10 @@ def print_findings(
         boxes_only: as for `inspect_coco`.
         bands: the same.
         upright: the same.
+        keypoints: the same.
     """
     given: dict[str, Any] = {"boxes_only": boxes_only, "bands": bands, "upright": upright}
+    given["keypoints"] = keypoints
     findings = [checking.inspect_coco(*files, **given) for files in sets]
     paths = [json_path for json_path, _ in sets]
     for files, found in zip(sets, findings, strict=True):

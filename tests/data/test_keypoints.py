@@ -36,6 +36,7 @@ from mask_rcnn_jax.data.transforms import load_example
 from mask_rcnn_jax.evaluation import coco
 from mask_rcnn_jax.evaluation.visualize import write_image
 from mask_rcnn_jax.formats.merge_json import merge_jsons
+from mask_rcnn_jax.formats.sets_on_disk import print_findings
 from tests.keypoint_set import NAMES, figure_json
 
 MIRROR = mirror_places(NAMES)
@@ -170,6 +171,20 @@ def test_faulty_keypoints_stop_or_are_left_out(tmp_path, points, reason):
         load(tmp_path, content)
     dataset = load(tmp_path, content, bad_annotations="skip")
     assert [len(record.annotations) for record in dataset.images] == [0, 1]
+
+
+def test_check_compares_the_names_with_those_of_a_recipe(tmp_path, capsys):
+    content = figure_json()
+    load(tmp_path, content, ())
+    given = [(tmp_path / "figures.json", tmp_path)]
+
+    def problems(names):
+        print_findings(given, are_pair=False, boxes_only=False, keypoints=names)
+        return capsys.readouterr().out
+
+    missing = "has the keypoints nose, left_hand, right_hand, data.keypoints has nose, tail: 'tail'"
+    assert missing in problems(("nose", "tail"))
+    assert missing not in problems(NAMES[:2]) and "data.keypoints" not in problems(())
 
 
 def test_check_names_what_is_odd_about_keypoints(tmp_path):
