@@ -61,6 +61,7 @@ def convnext(**changes):
 def swin(name="swin"):
     config = tiny_config()
     config.model.backbone = named_section("backbone", name, **SWIN, drop_path=0.5)
+    config.optim.loss_scale = 2.0**8  # as for mobilenet
     config.loss.update(rpn_cls_average="budget", rpn_box_average="budget")
     config.optim.update(name="adamw", layer_decay=0.95, weight_decay=0.05)
     config.optim.decay_on = ("kernel", "bias", "scale", "other")
