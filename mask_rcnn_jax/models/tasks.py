@@ -44,7 +44,7 @@ class Task(Protocol):
     def targets(self, batch: Batch, rois: MaskRoIs, logits: Any) -> Any:
         """Return what the head should find for each RoI, N rows; those of padding are unspecified.
 
-        logits: the head's outputs, N rows, such as of those sizes.
+        logits: the head's outputs, N rows; targets have their size, or are at their points.
         """
         ...
 
