@@ -30,9 +30,14 @@ def frozen_leaves(
     return jax.tree_util.tree_map_with_path(is_frozen, params)
 
 
-def trained_leaves(params: Mapping[str, Any], freeze: tuple[str, ...]) -> Any:
-    """The same tree, with `optax.MaskedNode`, which is no array, in the place of frozen ones."""
-    frozen = frozen_leaves(params, freeze)
+def trained_leaves(
+    params: Mapping[str, Any], freeze: tuple[str, ...], stages: tuple[str, ...] = ()
+) -> Any:
+    """The same tree, with `optax.MaskedNode`, which is no array, in the place of frozen ones.
+
+    freeze, stages: see `frozen_leaves`.
+    """
+    frozen = frozen_leaves(params, freeze, stages)
     return jax.tree.map(lambda is_frozen, x: MaskedNode() if is_frozen else x, frozen, params)
 
 

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.outputs import TrainOutputs
+from mask_rcnn_jax.models.protocols import BackboneLike, ability
 from mask_rcnn_jax.ops import losses
 from mask_rcnn_jax.ops.losses import LossOptions
 from mask_rcnn_jax.ops.low_rank import merge
@@ -93,6 +94,7 @@ def make_train_step(
     distillation: adds losses, for `step(state, batch, teacher)` with the teacher's variables.
     """
     mutable = ["batch_stats"] if model.trains_batch_stats else []
+    stages = ability(model.backbone, BackboneLike, "frozen")
     forward = partial(model.apply, method="forward_train", train=True, mutable=mutable)
     box_offset, whole_masks = model.box_coder.iou_offset, model.mask_targets.kind == "whole"
     flip = partial(random_flip, box_offset=box_offset, whole_masks=whole_masks)
@@ -111,7 +113,7 @@ def make_train_step(
                 terms = distillation.add(terms, teacher, batch, outputs, state.step)
             return state.loss_scale * terms["loss/total"], (terms, updated.get("batch_stats"))
 
-        trained = trained_leaves(state.params, options.freeze)
+        trained = trained_leaves(state.params, options.freeze, stages)
         grads, (terms, batch_stats) = jax.grad(loss_fn, has_aux=True)(trained)
         # Changes, so that averaging leaves fixed statistics exactly as they are.
         moved = optax.tree.sub(batch_stats, state.batch_stats) if batch_stats else None

@@ -26,6 +26,7 @@ from mask_rcnn_jax.training.step import (
 from tests.helpers import any_variables, tiny_batch, tiny_config
 from tests.training.test_distill import Trunk
 from tests.training.test_distill import small_config as smallest_config
+from tests.training.test_step import abstract_state
 
 KERNEL = {"kernel": np.ones((1, 1), np.float32)}
 PARAMS = {
@@ -99,6 +100,35 @@ def test_what_is_frozen_has_no_state_no_decay_and_no_gradient(own):
         moved = not np.array_equal(new, old)
         assert moved == (name in trained) or (moved is False and not old.any()), name
     assert np.isfinite(metrics["grad_norm"])
+
+
+class HalfFrozen(Trunk):
+    frozen = ("Conv_0", "Conv_2")
+
+
+def averaged_over_devices(trunk: Trunk, freeze: tuple[str, ...]) -> int:
+    """How many numbers a step averages: gradients and the terms of the loss."""
+    wanted = recipe(freeze=freeze)
+    model = build_model(wanted.model).clone(backbone=trunk)
+    params = abstract_variables(model)["params"]
+    tx = build_optimizer(wanted, lambda _: 0.1, params, trunk)
+    options = StepOptions(wanted.loss, 0, 0.0, freeze=freeze)
+    step = make_train_step(model, tx, None, make_mesh(), options)
+    state = abstract_state(model, tx)
+    jaxpr = step.trace(state, tiny_batch(2)).jaxpr.jaxpr
+    while not (sums := [one for one in jaxpr.eqns if "psum" in one.primitive.name]):
+        jaxpr = next(one.params["jaxpr"] for one in jaxpr.eqns if "jaxpr" in one.params)
+        jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    return sum(x.aval.size for one in sums for x in one.invars)
+
+
+def test_no_gradient_of_what_is_frozen_is_averaged_over_devices():
+    params = abstract_variables(build_model(recipe().model).clone(backbone=Trunk()))["params"]
+    frozen = params["backbone"]["Conv_0"], params["backbone"]["Conv_2"]
+    sizes = [sum(x.size for x in jax.tree.leaves(one)) for one in (frozen, params["fpn"])]
+    every = averaged_over_devices(Trunk(), ())
+    assert every - averaged_over_devices(HalfFrozen(), ()) == sizes[0] > 0
+    assert every - averaged_over_devices(Trunk(), ("fpn",)) == sizes[1] > 0
 
 
 def test_the_bias_of_a_frozen_kernel_still_decays():
