@@ -66,11 +66,7 @@ class BatchNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, valid: jax.Array | None = None) -> jax.Array:
         """Normalize x [.., C]; `valid` [.., 1] broadcasts: statistics leave other places out."""
-        features = x.shape[-1:]
-        scale = self.param("scale", nn.initializers.ones, features, jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, features, jnp.float32)
-        mean = self.variable("batch_stats", "mean", jnp.zeros, features, jnp.float32)
-        var = self.variable("batch_stats", "var", jnp.ones, features, jnp.float32)
+        scale, bias, mean, var = _batch_norm_variables(self, x.shape[-1])
         used_mean, used_var = mean.value, var.value
         if self.train:
             used_mean, used_var, count = _statistics(x, valid, mean.value, self.sync)
@@ -83,6 +79,30 @@ class BatchNorm(nn.Module):
         )
         y = (x - used_mean) * (lax.rsqrt(used_var + self.eps) * scale) + bias
         return y.astype(self.dtype)
+
+
+class StoredBatchNorm(nn.Module):
+    """`BatchNorm` outside of training: an affine map, to be folded into the convolution before."""
+
+    eps: float = EPS
+
+    @nn.compact
+    def __call__(self, features: int) -> tuple[jax.Array, jax.Array]:
+        """Return scale and bias, [features] each, float32."""
+        scale, bias, mean, var = _batch_norm_variables(self, features)
+        scale = scale * lax.rsqrt(var.value + self.eps)
+        return scale, bias - mean.value * scale
+
+
+def _batch_norm_variables(
+    norm: nn.Module, features: int
+) -> tuple[jax.Array, jax.Array, nn.Variable, nn.Variable]:
+    """Scale, bias, mean and variance, [features] each, float32."""
+    scale = norm.param("scale", nn.initializers.ones, (features,), jnp.float32)
+    bias = norm.param("bias", nn.initializers.zeros, (features,), jnp.float32)
+    mean = norm.variable("batch_stats", "mean", jnp.zeros, (features,), jnp.float32)
+    var = norm.variable("batch_stats", "var", jnp.ones, (features,), jnp.float32)
+    return scale, bias, mean, var
 
 
 def _statistics(
@@ -134,7 +154,7 @@ def make_norm(
     eps: float | None = None,
     num_groups: int = GROUPS,
 ) -> Callable[..., nn.Module]:
-    """Return the layer of a name other than "none"; it takes `name`.
+    """Return the layer of a name other than "none"; it takes `name`. See `normalize` for its call.
 
     num_groups: of channels, for "group"; fewer where pruning removed some.
     """
@@ -149,9 +169,11 @@ def make_norm(
         "layer": partial(LayerNorm, **options),
     }
     syncs: dict[str, Sync] = {"sync_batch": "elements", "naive_sync_batch": "devices"}
+    if norm in ("affine", *LIVE) and not train:
+        return partial(StoredBatchNorm, eps=eps)
     if norm in ("affine", *LIVE):
-        live = train and norm in LIVE
-        return partial(BatchNorm, train=live, eps=eps, sync=syncs.get(norm, "none"), dtype=dtype)
+        sync = syncs.get(norm, "none")
+        return partial(BatchNorm, train=norm in LIVE, eps=eps, sync=sync, dtype=dtype)
     if norm not in layers:
         raise ValueError(f"norm is {norm!r}, expected one of {list(get_args(Norm)[1:])}")
     return layers[norm]
@@ -173,6 +195,6 @@ def normalize(
 
     valid: places that statistics look at, see the norms.
     """
-    if isinstance(norm, FrozenNorm):
+    if isinstance(norm, FrozenNorm | StoredBatchNorm):
         return convolve(norm(features))
     return convolve(None) if norm is None else norm(convolve(None), valid)

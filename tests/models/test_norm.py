@@ -245,6 +245,26 @@ def test_a_frozen_norm_is_folded_and_none_is_none(norm):
     assert normalize(convolve, layer, 1) == (0.0 if layer is None else 23.0)
 
 
+@pytest.mark.parametrize("norm", ["affine", "batch", "sync_batch", "naive_sync_batch"])
+def test_stored_statistics_are_folded_in_prediction(norm):
+    """A convolution with its kernel scaled gives what batch norm makes of the plain one."""
+    rng = np.random.default_rng(3)
+    x, kernel = rng.normal(size=(2, 5, 7, 4)), rng.normal(size=(4, 6))
+    variables = variables_of(6, seed=4)
+    layer = make_norm(norm, train=False, dtype=jnp.float32, eps=1e-3)().bind(variables)
+    shape = layer.init(jax.random.key(0), 6)
+    assert jax.tree.map(jnp.shape, shape) == jax.tree.map(jnp.shape, variables)
+
+    def convolve(affine):
+        assert affine is not None, "a pass over the output"
+        return x @ (kernel * np.float64(affine[0])) + np.float64(affine[1])
+
+    params, stats = (jax.tree.map(np.float64, tree) for tree in variables.values())
+    expected = (x @ kernel - stats["mean"]) / np.sqrt(stats["var"] + 1e-3)
+    expected = expected * params["scale"] + params["bias"]
+    assert_within(normalize(convolve, layer, 6), expected, rounding_bound(8, 40.0))
+
+
 def test_an_unknown_name_is_refused():
     with pytest.raises(ValueError, match="norm is 'instance', expected one of"):
         make_norm("instance", train=True, dtype=jnp.float32)
