@@ -35,6 +35,7 @@ LAYER_LEAVES = ("kernel", "bias")  # the others, outside norms, have one layout 
 TORCHVISION_EPS = 1e-5  # batch norm epsilon of torchvision's models
 NORM_EPS = 1e-5  # of our batch norms outside the backbone
 NORMED_PARTS = ("backbone", "fpn", "box_head", "mask_head")
+ATTRIBUTE = "backbone."  # of models that have a trunk
 LISTED = 4  # names listed by an error message
 # Parts of names in torch's detectors: with the last ResNet stage in the heads, of the region
 # proposal network, of a feature pyramid.
@@ -66,7 +67,7 @@ def to_flax(
     or all modules; and the source, see `identify`. Classes keep their order, background first: if a
     system has no background slot for boxes and masks, zeros fill it.
     """
-    arrays = joined(arrays)
+    arrays = joined(_of_trunk(arrays))
     name, paths = identify(list(arrays))
     if name == OURS:
         return {"params": {}, "batch_stats": {}, **unflatten_dict(arrays, sep="/")}, name
@@ -103,6 +104,14 @@ def to_flax(
     check_classes(params, class_agnostic)
     params, stats = (unflatten_dict(flat, sep="/") for flat in (params, stats))
     return {"params": params, "batch_stats": stats}, name
+
+
+def _of_trunk(arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    """Return the arrays of a trunk that was saved as a model's attribute under its own names."""
+    signs = {sign for source in SOURCES.values() for sign in source.signs}
+    if signs & arrays.keys() or not all(name.startswith(ATTRIBUTE) for name in arrays):
+        return arrays
+    return {name.removeprefix(ATTRIBUTE): array for name, array in arrays.items()}
 
 
 def num_classes_in(variables: Mapping) -> int | None:

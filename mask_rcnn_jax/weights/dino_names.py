@@ -24,6 +24,7 @@ def joined(arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
     other models as they are.
 
     Keys' biases are left out, see `models.dino.Attention`; biases that a file leaves out are 0.
+    Raises ValueError for a bias of keys that matters, because they are rotated.
     """
     if any(map(_QUERY.fullmatch, arrays)):
         return _join_projections(arrays)
@@ -34,7 +35,7 @@ def joined(arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
 
 def _join_projections(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """For Hugging Face's names."""
-    found = dict(arrays)
+    found, rotates = dict(arrays), not any(n.endswith("position_embeddings") for n in arrays)
     for prefix in [match[1] for match in map(_QUERY.fullmatch, arrays) if match]:
         kinds = next(kinds for kinds in _KINDS if f"{prefix}{kinds[0]}.weight" in found)
         if absent := [kind for kind in kinds if f"{prefix}{kind}.weight" not in found]:
@@ -43,7 +44,8 @@ def _join_projections(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]
         found[f"{prefix}qkv.weight"] = np.concatenate(weights)
         biases = [found.pop(f"{prefix}{kind}.bias", np.zeros(len(w), np.float32))
                   for kind, w in zip(kinds, weights, strict=True)]  # fmt: skip
-        found[f"{prefix}q_bias"], found[f"{prefix}v_bias"] = biases[0], biases[2]
+        found[f"{prefix}q_bias"], key, found[f"{prefix}v_bias"] = biases
+        _check_key_bias(f"{prefix}{kinds[1]}.bias", key, rotates)
     return found
 
 
@@ -54,9 +56,10 @@ def _split_biases(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         if not name.endswith(".attn.qkv.weight"):
             continue
         prefix = name.removesuffix("qkv.weight")
-        found.pop(f"{prefix}qkv.bias_mask", None)  # 0 for keys
+        mask = found.pop(f"{prefix}qkv.bias_mask", None)  # 0 for keys
         bias = found.pop(f"{prefix}qkv.bias", np.zeros(len(weight), np.float32))
-        query, _, value = np.split(bias, 3)
+        query, key, value = np.split(bias, 3)
+        _check_key_bias(f"{prefix}qkv.bias", key, mask is None and "pos_embed" not in arrays)
         found.setdefault(f"{prefix}q_bias", query)
         found.setdefault(f"{prefix}v_bias", value)
     table = found.get("pos_embed")
@@ -64,6 +67,11 @@ def _split_biases(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         # timm's models with registers have the class token's position in the token.
         found["pos_embed"] = np.concatenate([np.zeros_like(table[:, :1]), table], axis=1)
     return found
+
+
+def _check_key_bias(name: str, bias: np.ndarray, rotates: bool) -> None:
+    if rotates and np.any(bias):
+        raise ValueError(f"{name} is not 0 for keys, which have no bias in DINOv3's published models")
 
 
 def huggingface_dinov3(prefix: str) -> tuple[Rows, Rows]:

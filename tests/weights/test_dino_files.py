@@ -155,6 +155,28 @@ def test_a_file_without_keys_is_refused(case):
         to_flax(arrays, norm=None, eps=1e-5)
 
 
+@pytest.mark.parametrize("case", ["convnext_timm", "vit2_timm_reg", "vit3_hf"])
+def test_a_trunk_may_have_been_a_models_attribute(case):
+    arrays = arrays_of(case)
+    inside = to_flax({f"backbone.{n}": a for n, a in arrays.items()}, norm=None, eps=1e-5)
+    expected = to_flax(arrays, norm=None, eps=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, inside, expected)
+
+
+@pytest.mark.parametrize("case", ["vit3_meta", "vit3_hf"])
+def test_biases_of_rotated_keys_are_refused(case):
+    """Meta's code has them by default; its published models mask them, transformers' lack them."""
+    arrays = {n: array for n, array in arrays_of(case).items() if not n.endswith("bias_mask")}
+    arrays |= {n.replace("q_proj", "k_proj"): a for n, a in arrays.items() if "q_proj.b" in n}
+    with pytest.raises(ValueError, match=r"0\.att.*\.bias is not 0 for keys"):
+        to_flax(arrays, norm=None, eps=1e-5)
+    for name, array in arrays.items():
+        if name.endswith(("qkv.bias", "k_proj.bias")):
+            keys = np.arange(len(array)) // (len(array) // 3) == 1
+            arrays[name] = np.where(keys | (len(array) == 32), 0, array)
+    to_flax(arrays, norm=None, eps=1e-5)
+
+
 def test_other_generations_are_told_apart(tmp_path):
     """A file of DINOv2 does not fit a trunk of DINOv3, nor colors of another kind its weights."""
     with pytest.raises(ValueError, match="unexpected 1 .params/backbone/pos_embed"):
