@@ -71,7 +71,7 @@ def _split_biases(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _check_key_bias(name: str, bias: np.ndarray, rotates: bool) -> None:
     if rotates and np.any(bias):
-        raise ValueError(f"{name} is not 0 for keys, which have no bias in DINOv3's published models")
+        raise ValueError(f"{name} is not 0 for keys, and DINOv3's published models have none there")
 
 
 def huggingface_dinov3(prefix: str) -> tuple[Rows, Rows]:
