@@ -277,6 +277,13 @@ def check_at_least(part: Any, **lowest: float) -> None:
             raise ValueError(f"{name} is {value}, expected at least {low}")
 
 
+def check_above(part: Any, **lowest: float) -> None:
+    """Raise ValueError, naming the field, for a field of a part that is not above its bound."""
+    for name, low in lowest.items():
+        if not (value := getattr(part, name)) > low:
+            raise ValueError(f"{name} is {value}, expected above {low}")
+
+
 def find(name: str, builders: Mapping[str, Callable], where: str) -> Callable:
     """Return a built-in builder by name, or a custom one given as `package.module:function`.
 

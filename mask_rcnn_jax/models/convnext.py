@@ -4,18 +4,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from mask_rcnn_jax.models.channels import Channels, Widths, make_channels, narrow
+from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.conv import Conv, Dense
 from mask_rcnn_jax.models.drop_path import drop_path
 from mask_rcnn_jax.models.norm import make_norm
+from mask_rcnn_jax.models.trunk import TransformerTrunk, check_stages, stage_widths
 from mask_rcnn_jax.ops.extent import ValidExtent
 
-STAGES = 4
-MLP_RATIO = 4
 BLOCKS_PER_LAYER = 3  # in the third stage, for `optim.layer_decay`
 
 _normal = nn.initializers.normal(0.02)
@@ -51,51 +49,30 @@ class Block(nn.Module):
         return x + drop_path(y, self.drop_rate, keys, self.number)
 
 
-class ConvNeXt(nn.Module):
+class ConvNeXt(TransformerTrunk, kw_only=True):
     """ConvNeXt without the classifier, with a norm behind each of its four maps.
 
     Attributes:
         depths: blocks of each of the four stages.
         width: channels of the first stage; each stage doubles them.
         layer_scale: initial factor of the channels of every block's branch (gamma).
-        drop_path: probability in training that the last block's branch is left out for an image
-            (stochastic depth, Huang et al., 2016); it falls to 0 at the first block.
-        exempt_from_decay: names of layers and parameters that `optim.weight_decay` leaves alone.
-        remat: recompute each block from its input in the backward pass.
-        widths: channels where `prune` left fewer, by name, such as (("res2_0/fc1", 128),); (): all.
     """
 
     depths: tuple[int, ...] = (3, 3, 9, 3)
     width: int = 96
     layer_scale: float = 1e-6
-    drop_path: float = 0.1
     exempt_from_decay: tuple[str, ...] = ("scale", "bias", "gamma")
-    dtype: DTypeLike = jnp.float32
-    remat: bool = False
-    widths: Widths = ()
-
-    trains_batch_stats = False
 
     def __post_init__(self):
-        if len(self.depths) != STAGES or min(self.depths) < 1:
-            raise ValueError(f"depths is {self.depths}, expected {STAGES} numbers of at least 1")
-        if self.width < 1:
-            raise ValueError(f"width is {self.width}, expected at least 1")
-        if not self.layer_scale > 0:
-            raise ValueError(f"layer_scale is {self.layer_scale}, expected above 0")
-        if not 0 <= self.drop_path < 1:
-            raise ValueError(f"drop_path is {self.drop_path}, expected at least 0 and below 1")
-        narrow(self.prunable, self.widths)
+        check_stages(self, depths=1)
+        parts.check_at_least(self, width=1)
+        parts.check_above(self, layer_scale=0)
         super().__post_init__()
 
     @property
-    def prunable(self) -> dict[str, Channels]:
-        """The channels between each block's fully connected layers; norms look at all others."""
-        return {
-            f"res{stage}_{i}/fc1": make_channels(MLP_RATIO * self.width * 2 ** (stage - 2))
-            for stage, depth in enumerate(self.depths, start=2)
-            for i in range(depth)
-        }
+    def block_widths(self) -> dict[str, int]:
+        """Channels of each block."""
+        return stage_widths(self.depths, self.width)
 
     @property
     def num_layers(self) -> int:
@@ -133,9 +110,8 @@ class ConvNeXt(nn.Module):
         norm = make_norm("layer", train=False, dtype=self.dtype)
         options: dict[str, Any] = dict(kernel_init=_normal, dtype=self.dtype)
         make_block = nn.remat(Block) if self.remat else Block
-        blocks = enumerate(np.linspace(0, self.drop_path, sum(self.depths)).tolist())
+        blocks = iter(self.blocks)
         keys = keys if train else None
-        channels = narrow(self.prunable, self.widths)
 
         x = Conv(self.width, (4, 4), 4, name="stem_conv", **options)(x.astype(self.dtype))
         x = norm(name="stem_norm")(x)
@@ -146,10 +122,8 @@ class ConvNeXt(nn.Module):
                 x = x if extent is None else extent.mask(x)
                 x = Conv(2 * x.shape[-1], (2, 2), 2, name=f"down{stage}_conv", **options)(x)
             inside = None if extent is None else extent.inside(x.shape[1:3])
-            for i in range(depth):
-                number, rate = next(blocks)
-                name = f"res{stage}_{i}"
-                hidden = channels[f"{name}/fc1"].count
+            for _ in range(depth):
+                name, number, rate, hidden = next(blocks)
                 block = make_block(self.layer_scale, rate, number, hidden, self.dtype, name=name)
                 x = block(x, inside, keys)
             features.append(norm(name=f"output{stage}_norm")(x))

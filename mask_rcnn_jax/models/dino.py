@@ -12,18 +12,17 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
-from mask_rcnn_jax.models.channels import Channels, Widths, make_channels, narrow
-from mask_rcnn_jax.models.conv import Conv, Dense
+from mask_rcnn_jax.models.conv import Conv
 from mask_rcnn_jax.models.drop_path import drop_path, fold_in
+from mask_rcnn_jax.models.init import normal, normal_dense
 from mask_rcnn_jax.models.norm import make_norm
-from mask_rcnn_jax.models.vit import MLP_RATIO, Attend, antialiased, attend, cubic, interpolation
+from mask_rcnn_jax.models.trunk import TransformerTrunk
+from mask_rcnn_jax.models.vit import Attend, attend, table_positions
 
 BASE = 100.0  # longest period of the rotations, in halves of the map
 
-_normal = nn.initializers.truncated_normal(0.02)
 
-
-class Dino(nn.Module):
+class Dino(TransformerTrunk, kw_only=True):
     """Vision transformer to maps of the stride of its patches, behind a norm.
 
     A class token and registers (Darcet et al., "Vision Transformers Need Registers", 2024) take
@@ -46,14 +45,8 @@ class Dino(nn.Module):
             embeddings; all of them: nothing of the trunk is trained.
         layer_scale: initial factor of the channels of every block's branches.
         norm_eps: added to the variance in norms: 1e-5 in DINOv3, 1e-6 in DINOv2.
-        drop_path: probability in training that the last block's branches are left out for an image
-            (stochastic depth, Huang et al., 2016); it falls to 0 at the first block.
         attention: "cudnn" is the fused kernel of NVIDIA GPUs, with `train.precision` "bfloat16" or
             "float16"; other devices take "xla".
-        exempt_from_decay: names of layers and parameters that `optim.weight_decay` leaves alone.
-        remat: recompute each block from its input in the backward pass.
-        widths: channels where `prune` left fewer, by name, such as (("block0/fc1", 1024),); ():
-            all.
     """
 
     width: int = 384
@@ -67,14 +60,7 @@ class Dino(nn.Module):
     frozen_blocks: int = 0
     layer_scale: float = 1e-5
     norm_eps: float = 1e-5
-    drop_path: float = 0.1
     attention: Attend = "xla"
-    exempt_from_decay: tuple[str, ...] = ()
-    dtype: DTypeLike = jnp.float32
-    remat: bool = False
-    widths: Widths = ()
-
-    trains_batch_stats = False
 
     def __post_init__(self):
         parts.check_at_least(self, width=1, depth=1, patch=1, registers=0, table_side=0)
@@ -84,25 +70,19 @@ class Dino(nn.Module):
             if unit > 1:
                 expected += f" that leaves a multiple of {unit}"
             raise ValueError(f"num_heads is {self.num_heads}, expected {expected}")
-        if not 0 <= self.drop_path < 1:
-            raise ValueError(f"drop_path is {self.drop_path}, expected at least 0 and below 1")
-        for name in ("layer_scale", "norm_eps"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected above 0")
+        parts.check_above(self, layer_scale=0, norm_eps=0)
         if not all(0 <= block < self.depth for block in self.layers):
             expected = f"blocks from 0 to {self.depth - 1}"
             raise ValueError(f"layers is {self.layers}, expected {expected}")
         if not 0 <= self.frozen_blocks <= self.depth:
             expected = f"from 0 to depth={self.depth}"
             raise ValueError(f"frozen_blocks is {self.frozen_blocks}, expected {expected}")
-        narrow(self.prunable, self.widths)
         super().__post_init__()
 
     @property
-    def prunable(self) -> dict[str, Channels]:
-        """The channels between each block's fully connected layers; norms look at all others."""
-        channels = make_channels(MLP_RATIO * self.width)
-        return {f"block{i}/fc1": channels for i in range(self.depth)}
+    def block_widths(self) -> dict[str, int]:
+        """Channels of each block."""
+        return {f"block{i}": self.width for i in range(self.depth)}
 
     @property
     def frozen(self) -> tuple[str, ...]:
@@ -132,7 +112,7 @@ class Dino(nn.Module):
 
         keys: [B] PRNG keys for `drop_path`; None leaves nothing out.
         """
-        options: dict[str, Any] = dict(kernel_init=_normal, dtype=self.dtype, name="patch_embed")
+        options: dict[str, Any] = dict(kernel_init=normal, dtype=self.dtype, name="patch_embed")
         x = Conv(self.width, (self.patch, self.patch), self.patch, **options)(x.astype(self.dtype))
         batch, *size, channels = x.shape
         tokens, prefix = self._embed(x, (size[0], size[1])), 1 + self.registers
@@ -140,20 +120,19 @@ class Dino(nn.Module):
             None if self.table_side else rotary(size[0], size[1], channels // self.num_heads)
         )
         make_block = nn.remat(Block) if self.remat else Block
-        rates, hidden = np.linspace(0, self.drop_path, self.depth), self._hidden()
         norm = make_norm("layer", train=False, dtype=self.dtype, eps=self.norm_eps)(name="norm")
         maps = []
-        for i in range(self.depth):
+        for name, i, rate, hidden in self.blocks:
             tokens = make_block(
                 heads=self.num_heads,
                 gated=self.gated,
                 layer_scale=self.layer_scale,
                 norm_eps=self.norm_eps,
-                drop_rate=float(rates[i]),
+                drop_rate=rate,
                 attention=self.attention,
-                hidden=hidden[i],
+                hidden=hidden,
                 dtype=self.dtype,
-                name=f"block{i}",
+                name=name,
             )(tokens, rotations, None if keys is None or not train else fold_in(keys, i))
             if i < self.frozen_blocks:
                 tokens = lax.stop_gradient(tokens)
@@ -161,25 +140,21 @@ class Dino(nn.Module):
                 maps.append(norm(tokens[:, prefix:]).reshape(batch, *size, channels))
         return maps
 
-    def _hidden(self) -> list[int]:
-        channels = narrow(self.prunable, self.widths)
-        return [channels[f"block{i}/fc1"].count for i in range(self.depth)]
-
     def _embed(self, x: jax.Array, size: tuple[int, int]) -> jax.Array:
         """Patches [B, H, W, C] to tokens [B, 1 + registers + H * W, C]: class token, registers and
         patches, with positions where they come from a table."""
         batch, channels = x.shape[0], x.shape[-1]
-        start = self.param("cls_token", _normal, (1, 1, channels), jnp.float32)
+        start = self.param("cls_token", normal, (1, 1, channels), jnp.float32)
         if self.table_side:
             shape = (1, 1 + self.table_side**2, channels)  # the first row is of the class token
-            table = self.param("pos_embed", _normal, shape, jnp.float32)
+            table = self.param("pos_embed", normal, shape, jnp.float32)
             start = start + table[:, :1]
             # Meta resizes with antialiasing in the models with registers alone.
             positions = table_positions(table, size, antialias=self.registers > 0)
             x = x + positions.astype(self.dtype)
         if self.registers:
             shape = (1, self.registers, channels)
-            registers = self.param("register_tokens", _normal, shape, jnp.float32)
+            registers = self.param("register_tokens", normal, shape, jnp.float32)
             start = jnp.concatenate([start, registers], axis=1)
         start = jnp.broadcast_to(start.astype(self.dtype), (batch, *start.shape[1:]))
         return jnp.concatenate([start, x.reshape(batch, -1, channels)], axis=1)
@@ -203,9 +178,7 @@ class Block(nn.Module):
     ) -> jax.Array:
         """Tokens [B, T, C] to the same shape; rotations: of the last tokens; keys [B]."""
         norm = make_norm("layer", train=False, dtype=self.dtype, eps=self.norm_eps)
-        dense = partial(
-            Dense, kernel_init=_normal, bias_init=nn.initializers.zeros, dtype=self.dtype
-        )
+        dense = partial(normal_dense, dtype=self.dtype)
         scale, width = nn.initializers.constant(self.layer_scale), x.shape[-1]
 
         def add(x: jax.Array, y: jax.Array, number: int) -> jax.Array:
@@ -240,7 +213,7 @@ class Attention(nn.Module):
         """Tokens [B, T, C] to the same shape."""
         batch, count, channels = x.shape
         zeros = nn.initializers.zeros
-        dense = partial(Dense, kernel_init=_normal, bias_init=zeros, dtype=self.dtype)
+        dense = partial(normal_dense, dtype=self.dtype)
         qkv = dense(3 * channels, use_bias=False, name="qkv")(x)
         query, key, value = jnp.split(qkv, 3, axis=-1)
         query, value = (
@@ -277,14 +250,3 @@ def rotate(x: jax.Array, cosines: jax.Array, sines: jax.Array) -> jax.Array:
     turned = jnp.concatenate([-high, low], axis=-1)
     y = y * cosines[None, :, None] + turned * sines[None, :, None]
     return jnp.concatenate([x[:, :first], y.astype(x.dtype)], axis=1)
-
-
-def table_positions(table: jax.Array, size: tuple[int, int], *, antialias: bool) -> jax.Array:
-    """Resize a square table [1, 1 + n * n, C], without its first row, to [1, H, W, C], bicubic."""
-    side = round((table.shape[1] - 1) ** 0.5)
-    grid = table[0, 1:].reshape(side, side, -1)
-    if size == (side, side):
-        return grid[None]
-    resize = antialiased if antialias else partial(interpolation, kernel=cubic)
-    rows, columns = (resize(side, cells) for cells in size)
-    return jnp.einsum("yi,xj,ijc->yxc", rows, columns, grid, precision="highest")[None]

@@ -1,5 +1,7 @@
 """Layer initializers, by their names in recipes."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -12,6 +14,9 @@ he_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 he_depthwise = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
 # Up-convolution kernels are [2, 2, out, in].
 he_fan_out_up = nn.initializers.variance_scaling(2.0, "fan_out", "normal", in_axis=3, out_axis=2)
+# Transformers'.
+normal = nn.initializers.truncated_normal(0.02)
+normal_dense = partial(Dense, kernel_init=normal, bias_init=nn.initializers.zeros)
 
 
 def fan_init(name: str) -> nn.initializers.Initializer:

@@ -6,15 +6,15 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
-from jax.typing import DTypeLike
 
-from mask_rcnn_jax.models.channels import Channels, Widths, make_channels, narrow
+from mask_rcnn_jax import parts
+from mask_rcnn_jax.models.channels import Channels, make_channels, narrow
 from mask_rcnn_jax.models.conv_norm import make_conv_norm
-from mask_rcnn_jax.models.norm import LIVE, check_channels
+from mask_rcnn_jax.models.norm import check_channels
 from mask_rcnn_jax.models.relu import relu
+from mask_rcnn_jax.models.trunk import ConvTrunk
 from mask_rcnn_jax.ops.extent import ValidExtent
 
 WIDTH_UNIT = 8  # widths are multiples of it
@@ -153,7 +153,7 @@ class Block(nn.Module):
         return x + y if self.stride == 1 and self.given.full == self.output.full else y
 
 
-class MobileNetV4(nn.Module):
+class MobileNetV4(ConvTrunk):
     """MobileNetV4 of convolutions, without the layers behind its last block.
 
     ReLU is its only activation, and it has no squeeze-and-excitation, so that int8 and accelerators
@@ -163,31 +163,15 @@ class MobileNetV4(nn.Module):
         size: the paper's model of convolutions.
         multiplier: widths are those of the paper times it, in multiples of 8; below 1 the stem
             stays.
-        norm: norm behind every convolution, see `models.norm`.
-        norm_eps: added to the variance.
-        frozen_stages: untrained stages among stem, res2, .. res5, counted from the stem.
-        remat: recompute each block from its input in the backward pass.
-        widths: channels where `prune` left fewer, by name, such as (("res4_0/pw_exp", 96), ("res4",
-            64)); (): all.
     """
 
     size: Literal["small", "medium", "large"] = "small"
     multiplier: float = 1.0
-    norm: Literal[
-        "frozen", "affine", "batch", "sync_batch", "naive_sync_batch", "group", "layer"
-    ] = "frozen"
-    norm_eps: float = 1e-5
-    frozen_stages: int = 2
-    dtype: DTypeLike = jnp.float32
-    remat: bool = False
-    widths: Widths = ()
 
     def __post_init__(self):
-        if not self.multiplier > 0:
-            raise ValueError(f"multiplier is {self.multiplier}, expected above 0")
+        parts.check_above(self, multiplier=0)
         for name, channels in self.prunable.items():
             check_channels(self.norm, channels.full, f"width of {name}")
-        narrow(self.prunable, self.widths)
         super().__post_init__()
 
     @property
@@ -223,16 +207,6 @@ class MobileNetV4(nn.Module):
                 found[_output(stage, i, blocks)] = make_channels(block.width, self.norm)
                 before = block.width
         return found
-
-    @property
-    def frozen(self) -> tuple[str, ...]:
-        """Name prefixes of the untrained layers."""
-        return ("stem", "res2", "res3", "res4", "res5")[: self.frozen_stages]
-
-    @property
-    def trains_batch_stats(self) -> bool:
-        """Whether training updates `batch_stats`."""
-        return self.norm in LIVE
 
     @nn.compact
     def __call__(

@@ -2,25 +2,24 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax import lax
-from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
-from mask_rcnn_jax.models.channels import Channels, Widths, make_channels, narrow
+from mask_rcnn_jax.models.channels import Channels, make_channels, narrow
 from mask_rcnn_jax.models.conv import Conv
 from mask_rcnn_jax.models.conv_norm import make_conv_norm
 from mask_rcnn_jax.models.init import he_fan_out
-from mask_rcnn_jax.models.norm import LIVE, check_channels
+from mask_rcnn_jax.models.norm import check_channels
 from mask_rcnn_jax.models.relu import relu
+from mask_rcnn_jax.models.trunk import STAGES, ConvTrunk
 from mask_rcnn_jax.ops.extent import ValidExtent
 
-STAGES = 4
 STEM_WIDTH = 32
 WIDTH_UNIT = 8  # widths are multiples of it, and then of the group width
 
@@ -59,7 +58,7 @@ class Block(nn.Module):
         return nn.sigmoid(Conv(x.shape[-1], (1, 1), name="se_fc2", **options)(y))
 
 
-class RegNet(nn.Module):
+class RegNet(ConvTrunk):
     """RegNet without the classifier: RegNetX, or RegNetY with squeeze-and-excitation.
 
     Attributes:
@@ -70,12 +69,6 @@ class RegNet(nn.Module):
         group_width: channels of a group in the 3x3 convolutions, g.
         se_ratio: channels between the layers of squeeze-and-excitation, as a share of the block's
             input; 0 for RegNetX, 0.25 for RegNetY.
-        norm: norm behind every convolution, see `models.norm`.
-        norm_eps: added to the variance.
-        frozen_stages: untrained stages among stem, res2, .. res5, counted from the stem.
-        remat: recompute each block from its input in the backward pass.
-        widths: channels where `prune` left fewer, by name, such as (("res2_0/b", 80), ("res2",
-            64)); (): all.
     """
 
     depth: int = 23
@@ -84,28 +77,18 @@ class RegNet(nn.Module):
     multiplier: float = 2.43
     group_width: int = 40
     se_ratio: float = 0.0
-    norm: Literal[
-        "frozen", "affine", "batch", "sync_batch", "naive_sync_batch", "group", "layer"
-    ] = "frozen"
-    norm_eps: float = 1e-5
-    frozen_stages: int = 2
-    dtype: DTypeLike = jnp.float32
-    remat: bool = False
-    widths: Widths = ()
 
     def __post_init__(self):
         parts.check_at_least(self, initial_width=1, slope=0, group_width=1, se_ratio=0)
         if self.initial_width % WIDTH_UNIT:
             raise ValueError(f"initial_width is {self.initial_width}, expected a multiple of 8")
-        if not self.multiplier > 1:
-            raise ValueError(f"multiplier is {self.multiplier}, expected above 1")
+        parts.check_above(self, multiplier=1)
         widths = [width for width, _, _ in self.stages]
         if len(widths) != STAGES:
             entries = "initial_width, slope and multiplier"
             raise ValueError(f"depth, {entries} give stages of widths {widths}, expected {STAGES}")
         for width in widths:
             check_channels(self.norm, width, "width of a stage")
-        narrow(self.prunable, self.widths)
         super().__post_init__()
 
     @property
@@ -135,16 +118,6 @@ class RegNet(nn.Module):
             for i in range(blocks):
                 found[f"res{stage}_{i}/b"] = make_channels(width, self.norm, groups)
         return found
-
-    @property
-    def frozen(self) -> tuple[str, ...]:
-        """Name prefixes of the untrained layers."""
-        return ("stem", "res2", "res3", "res4", "res5")[: self.frozen_stages]
-
-    @property
-    def trains_batch_stats(self) -> bool:
-        """Whether training updates `batch_stats`."""
-        return self.norm in LIVE
 
     @nn.compact
     def __call__(

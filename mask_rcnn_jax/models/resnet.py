@@ -5,16 +5,15 @@ from functools import partial
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
-from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
-from mask_rcnn_jax.models.channels import Channels, Widths, make_channels, narrow
+from mask_rcnn_jax.models.channels import Channels, make_channels, narrow
 from mask_rcnn_jax.models.conv_norm import make_conv_norm
-from mask_rcnn_jax.models.norm import LIVE, check_channels
+from mask_rcnn_jax.models.norm import check_channels
 from mask_rcnn_jax.models.relu import relu
+from mask_rcnn_jax.models.trunk import ConvTrunk
 from mask_rcnn_jax.ops.extent import ValidExtent
 
 BLOCKS_PER_STAGE = {
@@ -70,41 +69,27 @@ class Bottleneck(nn.Module):
         return relu(x + y)
 
 
-class ResNet(nn.Module):
+class ResNet(ConvTrunk):
     """ResNet without the classifier.
 
     Attributes:
         depth: layers.
-        norm: norm behind every convolution, see `models.norm`.
-        norm_eps: added to the variance.
         stride_in: strided convolution in a bottleneck: "3x3" (v1.5, torchvision) or "1x1" (the 2015
             paper, MSRA weights).
         padding: "torch" pads convolutions by k // 2 on both sides, "same" uses TensorFlow's rule
             (uneven at stride 2).
         pool_padding: the same for the stem's max pooling.
-        frozen_stages: untrained stages among stem, res2, .. res5, counted from the stem.
-        remat: recompute each block from its input in the backward pass.
         groups: groups of channels of the 3x3 convolution in a bottleneck; above 1 for ResNeXt (Xie
             et al., 2017).
         width_per_group: channels of a group in the first stage.
-        widths: channels where `prune` left fewer, by name, such as (("res2_0/conv1", 40), ("res2",
-            192)); (): all.
     """
 
     depth: Literal[10, 18, 34, 50, 101, 152] = 50
-    norm: Literal[
-        "frozen", "affine", "batch", "sync_batch", "naive_sync_batch", "group", "layer"
-    ] = "frozen"
-    norm_eps: float = 1e-5
     stride_in: Literal["3x3", "1x1"] = "3x3"
     padding: Literal["torch", "same"] = "torch"
     pool_padding: Literal["torch", "same"] = "torch"
-    frozen_stages: int = 2
-    dtype: DTypeLike = jnp.float32
-    remat: bool = False
     groups: int = 1
     width_per_group: int = 64
-    widths: Widths = ()
 
     def __post_init__(self):
         parts.check_at_least(self, groups=1, width_per_group=1)
@@ -113,7 +98,6 @@ class ResNet(nn.Module):
         if self.depth >= 50:
             channels = self.groups * self.width_per_group
             check_channels(self.norm, channels, "groups times width_per_group")
-        narrow(self.prunable, self.widths)
         super().__post_init__()
 
     @property
@@ -131,16 +115,6 @@ class ResNet(nn.Module):
             each = make_channels(inner, self.norm, self.groups)
             found |= {f"res{stage}_{i}/{name}": each for i in range(blocks) for name in names}
         return found
-
-    @property
-    def frozen(self) -> tuple[str, ...]:
-        """Name prefixes of the untrained layers."""
-        return ("stem", "res2", "res3", "res4", "res5")[: self.frozen_stages]
-
-    @property
-    def trains_batch_stats(self) -> bool:
-        """Whether training updates `batch_stats`."""
-        return self.norm in LIVE
 
     @nn.compact
     def __call__(

@@ -7,31 +7,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
-from mask_rcnn_jax.models.channels import Channels, Widths, make_channels, narrow
-from mask_rcnn_jax.models.conv import Conv, Dense
+from mask_rcnn_jax.models.conv import Conv
 from mask_rcnn_jax.models.drop_path import drop_path, fold_in
+from mask_rcnn_jax.models.init import normal, normal_dense
 from mask_rcnn_jax.models.norm import LayerNorm
-from mask_rcnn_jax.models.shifted_windows import (
-    distances,
-    from_windows,
-    mask,
-    pad_to,
-    to_windows,
-)
+from mask_rcnn_jax.models.shifted_windows import distances, from_windows, mask, pad_to, to_windows
+from mask_rcnn_jax.models.trunk import TransformerTrunk, check_stages, stage_widths
 from mask_rcnn_jax.ops.extent import ValidExtent
 
-STAGES = 4
 PATCH = 4  # pixels per side
-MLP_RATIO = 4
 EPS = 1e-5  # of norms
 OTHER_WINDOW = -1e9  # logit of keys that a query does not see
-
-normal = nn.initializers.truncated_normal(0.02)
 NORMS = (
     *("norm1", "norm2", "stem_norm"),
     *(f"down{stage}_norm" for stage in (3, 4, 5)),
@@ -39,7 +29,7 @@ NORMS = (
 )
 
 
-class Swin(nn.Module):
+class Swin(TransformerTrunk, kw_only=True):
     """Swin transformer without the classifier, with a norm behind each of its four maps.
 
     A map ends in whole windows: behind a block's first norm, zeros fill the rest of the last ones,
@@ -53,11 +43,6 @@ class Swin(nn.Module):
         width: channels of the first stage; each stage doubles them.
         num_heads: attention heads in each stage.
         windows: side of a window in each stage; cells.
-        drop_path: probability in training that the last block's branches are left out for an image
-            (stochastic depth, Huang et al., 2016); it falls to 0 at the first block.
-        exempt_from_decay: names of layers and parameters that `optim.weight_decay` leaves alone.
-        remat: recompute each block from its input in the backward pass.
-        widths: channels where `prune` left fewer, by name, such as (("res2_0/fc1", 128),); (): all.
     """
 
     depths: tuple[int, ...] = (2, 2, 6, 2)
@@ -66,37 +51,22 @@ class Swin(nn.Module):
     windows: tuple[int, ...] = (7, 7, 7, 7)
     drop_path: float = 0.2
     exempt_from_decay: tuple[str, ...] = ("position_bias", *NORMS)
-    dtype: DTypeLike = jnp.float32
-    remat: bool = False
-    widths: Widths = ()
 
-    trains_batch_stats = False
     post_norm = False  # norms are behind layers, not before
 
     def __post_init__(self):
-        for name, least in (("depths", 1), ("num_heads", 1), ("windows", 2)):
-            values = getattr(self, name)
-            if len(values) != STAGES or min(values) < least:
-                expected = f"{STAGES} numbers of at least {least}"
-                raise ValueError(f"{name} is {values}, expected {expected}")
+        check_stages(self, depths=1, num_heads=1, windows=2)
         parts.check_at_least(self, width=1)
         for stage, heads in enumerate(self.num_heads):
             if (channels := self.width * 2**stage) % heads:
                 expected = f"a divisor of {channels} channels"
                 raise ValueError(f"num_heads is {self.num_heads}, expected {expected} for {heads}")
-        if not 0 <= self.drop_path < 1:
-            raise ValueError(f"drop_path is {self.drop_path}, expected at least 0 and below 1")
-        narrow(self.prunable, self.widths)
         super().__post_init__()
 
     @property
-    def prunable(self) -> dict[str, Channels]:
-        """The channels between each block's fully connected layers; norms look at all others."""
-        return {
-            f"res{stage}_{i}/fc1": make_channels(MLP_RATIO * self.width * 2 ** (stage - 2))
-            for stage, depth in enumerate(self.depths, start=2)
-            for i in range(depth)
-        }
+    def block_widths(self) -> dict[str, int]:
+        """Channels of each block."""
+        return stage_widths(self.depths, self.width)
 
     @property
     def num_layers(self) -> int:
@@ -139,9 +109,8 @@ class Swin(nn.Module):
         norm = partial(LayerNorm, epsilon=EPS, dtype=self.dtype)
         options: dict[str, Any] = dict(kernel_init=normal, dtype=self.dtype)
         make_block = nn.remat(Block) if self.remat else Block
-        numbers = enumerate(np.linspace(0, self.drop_path, sum(self.depths)).tolist())
+        blocks = iter(self.blocks)
         keys = keys if train else None
-        channels = narrow(self.prunable, self.widths)
         x = pad_to(x.astype(self.dtype), PATCH)
         x = Conv(self.width, (PATCH, PATCH), PATCH, name="stem_conv", **options)(x)
         x = norm(name="stem_norm")(x)
@@ -151,10 +120,8 @@ class Swin(nn.Module):
                 x = merge_patches(mask(x, cells), f"down{stage}", self.post_norm, self.dtype)
             cells = None if extent is None or extent.size is None else extent.cells(2**stage)
             for i in range(depth):
-                number, rate = next(numbers)
-                name = f"res{stage}_{i}"
+                name, number, rate, hidden = next(blocks)
                 shift = self.windows[stage - 2] // 2 * (i % 2)
-                hidden = channels[f"{name}/fc1"].count
                 attend, dtype = self.make_attention(stage, shift), self.dtype
                 block = make_block(attend, rate, hidden, self.post_norm, dtype, name=name)
                 x = block(x, cells, None if keys is None else fold_in(keys, number))
@@ -180,13 +147,13 @@ class Block(nn.Module):
         `Swin`.
         """
         norm = partial(LayerNorm, epsilon=EPS, dtype=self.dtype)
-        dense = partial(Dense, kernel_init=normal, bias_init=nn.initializers.zeros)
+        dense = partial(normal_dense, dtype=self.dtype)
         attend = self.attend(name="attn")
 
         def mlp(y: jax.Array) -> jax.Array:
-            y = dense(self.hidden, name="fc1", dtype=self.dtype)(y)
+            y = dense(self.hidden, name="fc1")(y)
             y = nn.gelu(y.astype(jnp.float32), approximate=False)
-            return dense(x.shape[-1], name="fc2", dtype=self.dtype)(y.astype(self.dtype))
+            return dense(x.shape[-1], name="fc2")(y.astype(self.dtype))
 
         branches = [lambda y: attend(mask(y, cells), cells), mlp]
         for i, branch in enumerate(branches):
@@ -218,15 +185,13 @@ class Attention(nn.Module):
             logits = by_image.reshape(logits.shape)
         share = nn.softmax(logits).astype(self.dtype)
         y = jnp.einsum("whqk,wkhc->wqhc", share, value).reshape(windows.shape)
-        dense = partial(Dense, kernel_init=normal, bias_init=nn.initializers.zeros)
-        y = dense(x.shape[-1], dtype=self.dtype, name="proj")(y)
+        y = normal_dense(x.shape[-1], dtype=self.dtype, name="proj")(y)
         return from_windows(y, self.window, self.shift, x.shape)
 
     def project(self, windows: jax.Array) -> tuple[jax.Array, ...]:
         """Return queries, keys and values [N, T, heads, c] of windows [N, T, C]."""
-        dense = partial(Dense, kernel_init=normal, bias_init=nn.initializers.zeros)
         channels = windows.shape[-1]
-        qkv = dense(3 * channels, dtype=self.dtype, name="qkv")(windows)
+        qkv = normal_dense(3 * channels, dtype=self.dtype, name="qkv")(windows)
         query, key, value = split_heads(qkv, self.heads)
         return query * (channels // self.heads) ** -0.5, key, value
 
@@ -245,10 +210,8 @@ def merge_patches(x: jax.Array, name: str, post_norm: bool, dtype: DTypeLike) ->
     x = pad_to(x, 2)
     x = jnp.concatenate([x[:, i::2, j::2] for j in (0, 1) for i in (0, 1)], axis=-1)
     norm = LayerNorm(epsilon=EPS, dtype=dtype, name=f"{name}_norm")
-    options: dict[str, Any] = dict(kernel_init=normal, bias_init=nn.initializers.zeros)
-    reduce = Dense(
-        x.shape[-1] // 2, use_bias=False, dtype=dtype, name=f"{name}_reduction", **options
-    )
+    options: dict[str, Any] = dict(use_bias=False, dtype=dtype, name=f"{name}_reduction")
+    reduce = normal_dense(x.shape[-1] // 2, **options)
     return norm(reduce(x)) if post_norm else reduce(norm(x))
 
 

@@ -9,33 +9,25 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from mask_rcnn_jax.models.conv import Dense
+from mask_rcnn_jax.models.init import normal_dense
 from mask_rcnn_jax.models.shifted_windows import distances
-from mask_rcnn_jax.models.swin import NORMS, STAGES, Attention, Swin, normal, split_heads
+from mask_rcnn_jax.models.swin import NORMS, Attention, Swin, split_heads
+from mask_rcnn_jax.models.trunk import STAGES
 
 HIDDEN = 512  # channels between the layers that compute positions
 MOST_SCALE = 100.0  # what multiplies cosines, at most
 LEAST_LENGTH = 1e-12  # of queries and keys
 
 
-class SwinV2(Swin):
+class SwinV2(Swin, kw_only=True):
     """Swin transformer whose attention takes the cosine of queries and keys, whose biases are a
     function of two cells' distance on a logarithmic scale, and whose norms are behind layers.
 
     Otherwise as `Swin`: norms behind the four maps, padding, extent and shifts.
 
     Attributes:
-        depths: blocks of each of the four stages.
-        width: channels of the first stage; each stage doubles them.
-        num_heads: attention heads in each stage.
-        windows: side of a window in each stage; cells.
         pretrained_windows: side of the window in each stage that positions were learned with, where
             it is another one than now; 0: as in `windows`.
-        drop_path: probability in training that the last block's branches are left out for an image
-            (stochastic depth, Huang et al., 2016); it falls to 0 at the first block.
-        exempt_from_decay: names of layers and parameters that `optim.weight_decay` leaves alone.
-        remat: recompute each block from its input in the backward pass.
-        widths: channels where `prune` left fewer, by name, such as (("res2_0/fc1", 128),); (): all.
     """
 
     windows: tuple[int, ...] = (8, 8, 8, 8)
@@ -69,7 +61,7 @@ class CosineAttention(Attention):
         """Return queries, keys and values [N, T, heads, c] of windows [N, T, C]; keys have no
         bias."""
         channels, zeros = windows.shape[-1], nn.initializers.zeros
-        layer = Dense(3 * channels, normal, zeros, self.dtype, use_bias=False, name="qkv")
+        layer = normal_dense(3 * channels, dtype=self.dtype, use_bias=False, name="qkv")
         biases = [self.param(f"{kind}_bias", zeros, (channels,), jnp.float32) for kind in "qv"]
         bias = jnp.concatenate([biases[0], jnp.zeros_like(biases[0]), biases[1]])
         qkv = layer(windows).astype(jnp.float32) + bias[None, None]
@@ -81,10 +73,10 @@ class CosineAttention(Attention):
 
     def position_bias(self) -> jax.Array:
         """Return what is added to the logits of queries and keys, [heads, T, T] float32."""
-        zeros = nn.initializers.zeros
+        dense = partial(normal_dense, dtype=jnp.float32)
         x = log_distances(self.window, self.learned)
-        x = nn.relu(Dense(HIDDEN, normal, zeros, jnp.float32, name="position_fc1")(x))
-        last = Dense(self.heads, normal, zeros, jnp.float32, use_bias=False, name="position_fc2")
+        x = nn.relu(dense(HIDDEN, name="position_fc1")(x))
+        last = dense(self.heads, use_bias=False, name="position_fc2")
         table = 16 * nn.sigmoid(last(x))
         return jnp.moveaxis(table[distances(self.window)], -1, 0)
 

@@ -12,19 +12,17 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
-from mask_rcnn_jax.models.channels import Channels, Widths, make_channels, narrow
-from mask_rcnn_jax.models.conv import Conv, Dense
+from mask_rcnn_jax.models.conv import Conv
 from mask_rcnn_jax.models.drop_path import drop_path, fold_in
+from mask_rcnn_jax.models.init import normal, normal_dense
 from mask_rcnn_jax.models.norm import make_norm
+from mask_rcnn_jax.models.trunk import TransformerTrunk
 
 PATCH = 16  # pixels per side
-MLP_RATIO = 4
 Attend = Literal["xla", "cudnn"]
 
-_normal = nn.initializers.truncated_normal(0.02)
 
-
-class ViT(nn.Module):
+class ViT(TransformerTrunk, kw_only=True):
     """Vision transformer to one map of stride 16, without class token and final norm.
 
     Attributes:
@@ -36,14 +34,8 @@ class ViT(nn.Module):
         image_size: side of the images that the global blocks' relative positions are for, pixels;
             they are interpolated for others.
         pretrain_size: the same for the absolute positions.
-        drop_path: probability in training that the last block's branches are left out for an image
-            (stochastic depth, Huang et al., 2016); it falls to 0 at the first block.
         attention: "cudnn" is the fused kernel of NVIDIA GPUs, with `train.precision` "bfloat16" or
             "float16"; other devices take "xla".
-        exempt_from_decay: names of layers and parameters that `optim.weight_decay` leaves alone.
-        remat: recompute each block from its input in the backward pass.
-        widths: channels where `prune` left fewer, by name, such as (("block0/fc1", 2048),); ():
-            all.
     """
 
     width: int = 768
@@ -53,14 +45,8 @@ class ViT(nn.Module):
     window: int = 14
     image_size: int = 1024
     pretrain_size: int = 224
-    drop_path: float = 0.1
     attention: Attend = "xla"
     exempt_from_decay: tuple[str, ...] = ("pos_embed", "norm1", "norm2")
-    dtype: DTypeLike = jnp.float32
-    remat: bool = False
-    widths: Widths = ()
-
-    trains_batch_stats = False
 
     def __post_init__(self):
         parts.check_at_least(self, width=1, depth=1, window=1)
@@ -68,22 +54,18 @@ class ViT(nn.Module):
             raise ValueError(
                 f"num_heads is {self.num_heads}, expected a divisor of width={self.width}"
             )
-        if not 0 <= self.drop_path < 1:
-            raise ValueError(f"drop_path is {self.drop_path}, expected at least 0 and below 1")
         if not all(0 <= block < self.depth for block in self.global_blocks):
             expected = f"blocks from 0 to {self.depth - 1}"
             raise ValueError(f"global_blocks is {self.global_blocks}, expected {expected}")
         for name in ("image_size", "pretrain_size"):
             if (side := getattr(self, name)) < PATCH or side % PATCH:
                 raise ValueError(f"{name} is {side}, expected a multiple of {PATCH}")
-        narrow(self.prunable, self.widths)
         super().__post_init__()
 
     @property
-    def prunable(self) -> dict[str, Channels]:
-        """The channels between each block's fully connected layers; norms look at all others."""
-        channels = make_channels(MLP_RATIO * self.width)
-        return {f"block{i}/fc1": channels for i in range(self.depth)}
+    def block_widths(self) -> dict[str, int]:
+        """Channels of each block."""
+        return {f"block{i}": self.width for i in range(self.depth)}
 
     @property
     def num_layers(self) -> int:
@@ -102,26 +84,24 @@ class ViT(nn.Module):
 
         keys: [B] PRNG keys for `drop_path`; None leaves nothing out.
         """
-        options: dict[str, Any] = dict(kernel_init=_normal, dtype=self.dtype, name="patch_embed")
+        options: dict[str, Any] = dict(kernel_init=normal, dtype=self.dtype, name="patch_embed")
         x = Conv(self.width, (PATCH, PATCH), PATCH, **options)(x.astype(self.dtype))
         side = self.pretrain_size // PATCH
         shape = (1, 1 + side**2, self.width)  # the first row is of a class token, which is unused
-        table = self.param("pos_embed", _normal, shape, jnp.float32)
-        x = x + absolute_positions(table, x.shape[1:3]).astype(self.dtype)
+        table = self.param("pos_embed", normal, shape, jnp.float32)
+        x = x + table_positions(table, x.shape[1:3]).astype(self.dtype)
         make_block = nn.remat(Block) if self.remat else Block
-        rates = np.linspace(0, self.drop_path, self.depth)
-        channels = narrow(self.prunable, self.widths)
-        for i in range(self.depth):
+        for name, i, rate, hidden in self.blocks:
             window = 0 if i in self.global_blocks else self.window
             x = make_block(
                 self.num_heads,
                 window,
                 window or self.image_size // PATCH,
-                float(rates[i]),
+                rate,
                 self.attention,
-                channels[f"block{i}/fc1"].count,
+                hidden,
                 self.dtype,
-                name=f"block{i}",
+                name=name,
             )(x, None if keys is None or not train else fold_in(keys, i))
         return [x]
 
@@ -141,9 +121,7 @@ class Block(nn.Module):
     def __call__(self, x: jax.Array, keys: jax.Array | None) -> jax.Array:
         """Map [B, H, W, C] to the same shape; keys [B], see `ViT`."""
         norm = make_norm("layer", train=False, dtype=self.dtype)
-        dense = partial(
-            Dense, kernel_init=_normal, bias_init=nn.initializers.zeros, dtype=self.dtype
-        )
+        dense = partial(normal_dense, dtype=self.dtype)
         y, cells = norm(name="norm1")(x), x.shape[1:3]
         if self.window:
             y = to_windows(y, self.window)
@@ -171,9 +149,7 @@ class Attention(nn.Module):
         """Map [B, H, W, C] to the same shape."""
         batch, height, width, channels = x.shape
         head = channels // self.heads
-        dense = partial(
-            Dense, kernel_init=_normal, bias_init=nn.initializers.zeros, dtype=self.dtype
-        )
+        dense = partial(normal_dense, dtype=self.dtype)
         qkv = dense(3 * channels, name="qkv")(x)
         qkv = qkv.reshape(batch, height * width, 3, self.heads, head)
         query, key, value = (qkv[:, :, i] for i in range(3))
@@ -236,13 +212,16 @@ def from_windows(x: jax.Array, size: tuple[int, ...]) -> jax.Array:
     return x[:, : size[0], : size[1]]
 
 
-def absolute_positions(table: jax.Array, size: tuple[int, ...]) -> jax.Array:
-    """Resize a square table [1, 1 + n * n, C], whose first row is unused, to [1, H, W, C]."""
+def table_positions(
+    table: jax.Array, size: tuple[int, ...], *, antialias: bool = False
+) -> jax.Array:
+    """Resize a square table [1, 1 + n * n, C], without its first row, to [1, H, W, C], bicubic."""
     side = round((table.shape[1] - 1) ** 0.5)
     grid = table[0, 1:].reshape(side, side, -1)
-    rows, columns = (interpolation(side, cells, cubic) for cells in size)
     if size == (side, side):
         return grid[None]
+    resize = antialiased if antialias else partial(interpolation, kernel=cubic)
+    rows, columns = (resize(side, cells) for cells in size)
     return jnp.einsum("yi,xj,ijc->yxc", rows, columns, grid, precision="highest")[None]
 
 

@@ -56,8 +56,7 @@ class DistillOptions:
         of = "feature", "cls", "box", "mask", "keypoint", "rpn"
         names = [f"{name}_weight" for name in of]
         parts.check_at_least(self, **dict.fromkeys(names, 0.0))
-        if not self.temperature > 0:
-            raise ValueError(f"temperature is {self.temperature}, expected above 0")
+        parts.check_above(self, temperature=0)
         for name in ("warmup_until", "decay_from"):
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise ValueError(f"{name} is {value}, expected from 0 to 1")

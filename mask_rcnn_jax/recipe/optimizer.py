@@ -27,8 +27,7 @@ class LowRank:
 
     def __post_init__(self):
         parts.check_at_least(self, rank=0)
-        if not self.alpha > 0:
-            raise ValueError(f"alpha is {self.alpha}, expected above 0")
+        parts.check_above(self, alpha=0)
         if not self.kernels:
             raise ValueError("kernels is (), expected patterns; a rank of 0 adapts nothing")
 
@@ -83,8 +82,7 @@ class Optimizer:
             raise ValueError(f"decay_on has {unknown}, expected names of {DECAY_ON}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas is {self.betas}, expected two numbers from 0 to below 1")
-        if not self.eps > 0:
-            raise ValueError(f"eps is {self.eps}, expected above 0")
+        parts.check_above(self, eps=0)
         if not 0 < self.layer_decay <= 1:
             raise ValueError(f"layer_decay is {self.layer_decay}, expected above 0 and up to 1")
         if not 0 <= self.momentum < 1:
