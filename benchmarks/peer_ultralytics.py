@@ -6,7 +6,8 @@
 
 ULTRALYTICS_ENV has ultralytics, which is under the AGPL: its program is run, and nothing of it is
 imported. `--model yolo26n-seg.yaml` (the default) starts from random weights, a .pt file from its
-own. One thread on the CPU; its settings are its own, but for `--size`, `--batch` and the minutes.
+own. One thread on the CPU; its settings are its own, but for `--size`, `--batch`, the minutes and
+`--nbs`, the images between two updates of the weights, which are 64 with its own.
 These are of the clock (its entry `time`), from the first epoch on, so the machine must be idle;
 info.json has the processor's seconds, of starting, training and a last validation.
 
@@ -45,7 +46,7 @@ def main(arguments: argparse.Namespace) -> None:
     common = dict(data=data / "data.yaml", imgsz=arguments.size, device="cpu", workers=0)
     common |= dict(plots=False, project=output, exist_ok=True)
     options = dict(model=arguments.model, time=arguments.minutes / 60, batch=arguments.batch)
-    options |= dict(seed=arguments.seed, val=False, name="train")
+    options |= dict(seed=arguments.seed, val=False, name="train", nbs=arguments.nbs)
     trained = run(arguments.yolo, "train", output, **common, **options)
     model = output / "train" / "weights" / "last.pt"
     found = run(arguments.yolo, "val", output, **common, model=model, save_json=True, name="val")
@@ -136,5 +137,6 @@ if __name__ == "__main__":
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--size", type=int, default=320)
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--nbs", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     main(parser.parse_args())
