@@ -31,6 +31,7 @@ class Found(NamedTuple):
     score: float
     box: np.ndarray  # x1, y1, x2, y2 in pixels of the image
     mask: np.ndarray | None  # bool [height, width] of the image
+    keypoints: np.ndarray | None = None  # [P, 3] x, y in pixels of the image, and score
 
 
 def detect(run: Run, manifest: dict, image: np.ndarray, threshold: float = 0.5) -> list[Found]:
@@ -45,7 +46,9 @@ def detect(run: Run, manifest: dict, image: np.ndarray, threshold: float = 0.5) 
     for i in np.flatnonzero(out["valid"].astype(bool) & (out["scores"] >= threshold)):
         box = np.clip(out["boxes"][i] * to_image, 0, [width, height] * 2).astype(np.float32)
         mask = paste(out["masks"][i], box, height, width, rule) if "masks" in out else None
-        found.append(Found(names[int(out["classes"][i])], float(out["scores"][i]), box, mask))
+        points = out["keypoints"][i] * [*to_image[:2], 1] if "keypoints" in out else None
+        about = names[int(out["classes"][i])], float(out["scores"][i])
+        found.append(Found(*about, box, mask, points))
     return found
 
 
@@ -205,7 +208,7 @@ def triton(url: str) -> Run:
 
 
 def draw(image: np.ndarray, found: list[Found]) -> Image.Image:
-    """Draw masks, boxes and names."""
+    """Draw masks, boxes, names and keypoints."""
     colors = np.array([[230, 60, 60], [60, 160, 230], [60, 190, 90], [230, 160, 40]])
     pixels = image.astype(np.float32)
     for i, item in enumerate(found):
@@ -217,6 +220,8 @@ def draw(image: np.ndarray, found: list[Found]) -> Image.Image:
         color = tuple(colors[i % 4].tolist())
         pen.rectangle(item.box.tolist(), outline=color, width=2)
         pen.text((item.box[0] + 3, item.box[1] + 2), f"{item.name} {item.score:.2f}", fill=color)
+        for x, y, _ in [] if item.keypoints is None else item.keypoints.tolist():
+            pen.ellipse([x - 2, y - 2, x + 2, y + 2], fill="white", outline=color)
     return drawn
 
 

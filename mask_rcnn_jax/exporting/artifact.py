@@ -25,6 +25,7 @@ from mask_rcnn_jax.exporting import (
 )
 from mask_rcnn_jax.exporting.compare import (
     BOX_TOLERANCE,
+    KEYPOINT_TOLERANCE,
     MASK_TOLERANCE,
     SCORE_TOLERANCE,
     compare,
@@ -113,6 +114,8 @@ def build_artifact(
     example = replace(recipe.data, canvases=())
     if options.deepstream:
         deepstream.check_bands(example.bands)
+        if recipe.model.has_keypoints:
+            raise ValueError("--deepstream: its parser reads boxes and masks, no keypoints")
 
     def model_inputs(decoded):
         return list(on_canvas(decoded, example, source.canvas, options.picture_size))
@@ -341,10 +344,9 @@ def _check(
     if exact and not found.within_tolerance:
         raise RuntimeError(
             f"self-check: the exported model differs from the original: {found}; expected at most "
-            f"{BOX_TOLERANCE} px for boxes, {SCORE_TOLERANCE} for scores and {MASK_TOLERANCE} for "
-            "masks"
+            f"{BOX_TOLERANCE} px for boxes, {SCORE_TOLERANCE} for scores, {MASK_TOLERANCE} for "
+            f"masks and {KEYPOINT_TOLERANCE} px for keypoints"
         )
-    is_finite = np.isfinite([found.boxes, found.scores, found.masks]).all()
-    if not is_finite or (half and 0 < found.detections <= 2 * found.unmatched):
+    if not found.is_finite or (half and 0 < found.detections <= 2 * found.unmatched):
         hint = "; numbers in its layers are probably too large for --float16" if half else ""
         raise RuntimeError(f"self-check: the exported model is not the original: {found}{hint}")

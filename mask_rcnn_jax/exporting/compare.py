@@ -24,21 +24,29 @@ class Differences:
     detections: int = 0  # of the reference
     boxes: float = 0.0  # pixels
     scores: float = 0.0
-    masks: float = 0.0
-    keypoints: float = 0.0  # pixels, the median of an object
+    masks: float | None = None  # None: there are none
+    keypoints: float | None = None  # likewise; pixels, the median of an object
     unmatched: int = 0  # detections on one side only, except those close to a score limit
 
     @property
     def within_tolerance(self) -> bool:
         boxes = not self.unmatched and self.boxes <= BOX_TOLERANCE
-        tasks = self.masks <= MASK_TOLERANCE and self.keypoints <= KEYPOINT_TOLERANCE
-        return boxes and self.scores <= SCORE_TOLERANCE and tasks
+        masks = (self.masks or 0) <= MASK_TOLERANCE
+        keypoints = (self.keypoints or 0) <= KEYPOINT_TOLERANCE
+        return boxes and self.scores <= SCORE_TOLERANCE and masks and keypoints
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all outputs of the same detections are numbers, on both sides."""
+        found = self.boxes, self.scores, self.masks or 0, self.keypoints or 0
+        return bool(np.isfinite(found).all())
 
     def __str__(self) -> str:
+        masks = "" if self.masks is None else f"masks {self.masks:.2g}, "
+        keypoints = "" if self.keypoints is None else f"keypoints {self.keypoints:.2g} px, "
         return (
             f"{self.detections} detections in {self.pictures} images, largest difference in boxes "
-            f"{self.boxes:.2g} px, scores {self.scores:.2g}, masks {self.masks:.2g}, "
-            f"{f'keypoints {self.keypoints:.2g} px, ' if self.keypoints else ''}"
+            f"{self.boxes:.2g} px, scores {self.scores:.2g}, {masks}{keypoints}"
             f"{self.unmatched} on one side only"
         )
 
@@ -92,11 +100,11 @@ def _add(total: Differences, a: Detections, b: Detections, score_threshold: floa
         total.boxes = max(total.boxes, _distance(a.boxes[i], b.boxes[j]))
         total.scores = max(total.scores, _distance(a.scores[i], b.scores[j]))
         if a.masks is not None and b.masks is not None:
-            total.masks = max(total.masks, _distance(a.masks[i], b.masks[j]))
+            total.masks = max(total.masks or 0.0, _distance(a.masks[i], b.masks[j]))
         if a.keypoints is not None and b.keypoints is not None:
             moved = np.abs(a.keypoints[i] - b.keypoints[j])[..., :2].max(axis=-1)
             median = float(np.nan_to_num(np.median(moved), nan=np.inf))
-            total.keypoints = max(total.keypoints, median)
+            total.keypoints = max(total.keypoints or 0.0, median)
     lost_scores += [b.scores[j] for j in unused]
     # Rounding decides whether a score at the limit is kept.
     limits = [score_threshold]

@@ -45,8 +45,6 @@ def check_exportable(
 ) -> None:
     """Raise ValueError if ONNX operators cannot reproduce the model exactly."""
     align, pad_multiple = model.roi_align, model.input.pad_multiple
-    if model.keypoint_head is not None:
-        raise ValueError("--format=onnx: a model of keypoints exports as --format=stablehlo only")
     if align.border == "clamp" and align.min_size > 0:
         raise ValueError(
             "--format=onnx: model.roi_align.border='clamp' with model.roi_align.min_size="

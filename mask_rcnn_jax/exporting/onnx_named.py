@@ -20,6 +20,7 @@ from mask_rcnn_jax.jax_to_onnx.graph import CannotConvert, Graph, floats, ints
 from mask_rcnn_jax.jax_to_onnx.values import Equation, Known, Value, arrange, tensor
 from mask_rcnn_jax.models import norm
 from mask_rcnn_jax.models.conv import Conv, UpConv
+from mask_rcnn_jax.models.keypoints import Heatmaps
 from mask_rcnn_jax.ops import dispatch
 from mask_rcnn_jax.ops import roi_align as ops_roi_align
 from mask_rcnn_jax.ops.extent import STRIDES
@@ -132,6 +133,12 @@ def plain_layers(next_call: Callable, args: tuple, kwargs: dict, context: Any) -
         kernel = params["kernel"].reshape(-1, x.shape[-1]).T[None, None]
         y = _convolve(x, kernel, 1, "VALID", 1) + jnp.tile(params["bias"], 4)[None, None, None]
         return y.reshape(*x.shape[:3], 2, 2, module.features)
+    if kind is Heatmaps and context.method_name == "__call__":
+        x, params = args[0], module.variables["params"]
+        kernel = params["kernel"][::-1, ::-1].swapaxes(2, 3)
+        pads = ((2, 2), (2, 2))  # one pixel of the doubled map less than the kernel has around it
+        y = _convolve(x, kernel, 1, pads, 1, lhs_dilation=(2, 2))
+        return jnp.moveaxis(y, 3, 1) + params["bias"][None, :, None, None]
     return next_call(*args, **kwargs)
 
 
@@ -146,7 +153,9 @@ def group_norm_rule(graph: Graph, eqn: Equation, given: list) -> Value:
     return tensor(graph.reshape(y, *shape), shape, (0, 2, 3, 1))
 
 
-def _convolve(x: jax.Array, kernel: jax.Array, stride: int, padding, groups: int) -> jax.Array:
+def _convolve(
+    x: jax.Array, kernel: jax.Array, stride: int, padding, groups: int, **options: Any
+) -> jax.Array:
     return lax.conv_general_dilated(
         x,
         kernel,
@@ -154,6 +163,7 @@ def _convolve(x: jax.Array, kernel: jax.Array, stride: int, padding, groups: int
         padding,
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
         feature_group_count=groups,
+        **options,
     )
 
 

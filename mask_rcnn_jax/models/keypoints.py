@@ -1,6 +1,7 @@
 """The task of keypoints (He et al., "Mask R-CNN", 2017, section 5): its head, targets and loss."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -163,9 +164,8 @@ class KeypointTask:
 
     def found(self, logits: jax.Array, boxes: jax.Array, *, longest: int) -> jax.Array:
         """Return x, y in network pixels and a score for each keypoint, [B, D, P, 3]."""
-        heatmaps, flat = logits.reshape(-1, *logits.shape[2:]), boxes.reshape(-1, 4)
-        points, scores = keypoint_ops.heatmaps_to_points(heatmaps, flat, longest=longest)
+        find = partial(keypoint_ops.heatmaps_to_points, longest=longest)
+        points, scores = jax.vmap(find)(logits, boxes)
         if self.score == "softmax":
-            scores = 1 / jnp.sum(jnp.exp(heatmaps - scores[..., None, None]), axis=(2, 3))
-        found = jnp.concatenate([points, scores[..., None]], axis=-1)
-        return found.reshape(*boxes.shape[:2], *found.shape[1:])
+            scores = 1 / jnp.sum(jnp.exp(logits - scores[..., None, None]), axis=(3, 4))
+        return jnp.concatenate([points, scores[..., None]], axis=-1)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 TAPS = 4  # cells per axis that a bicubic value depends on
 CUBIC = -0.75  # the kernel's coefficient, torch's
 CANDIDATES = 64  # patches of a heatmap in which its maximum is looked for
-BOXES_AT_ONCE = 8  # whose pixels are in memory at a time
+BOXES_AT_ONCE = 8  # of an image, whose pixels are in memory at a time
 
 
 def keypoint_targets(
@@ -116,16 +116,15 @@ def _point(
         return index, index < first[patch + 1][..., None], weights
 
     (columns, in_x, along_x), (rows, in_y, along_y) = along(0), along(1)
-    taps = jnp.arange(TAPS)
-    point = jnp.arange(len(maps))[:, None, None, None]
-    cells = padded[
-        point,
-        patches[1][..., None, None] + taps[None, None, :, None],
-        patches[0][..., None, None] + taps[None, None, None],
-    ]  # [P, C, 4, 4]
-    # Along x first, as torch does; four terms are no work for a matrix product.
-    lines = jnp.sum(cells[..., None, :, :] * along_x[..., None, :], axis=-1)  # [P, C, n, 4]
-    values = jnp.sum(along_y[..., :, None, :] * lines[..., None, :, :], axis=-1)  # [P, C, n, n]
+    taps, across = jnp.arange(TAPS), padded.shape[-1]
+    places = (patches[1][..., None, None] + taps[None, None, :, None]) * across
+    places += patches[0][..., None, None] + taps[None, None, None]  # [P, C, 4, 4]
+    cells = jnp.take_along_axis(
+        *(x.reshape(len(maps), -1) for x in (padded, places)), axis=1, mode="promise_in_bounds"
+    ).reshape(places.shape)
+    # Along x first, as torch does.
+    lines = _interpolated(cells[..., None, :, :], along_x[..., None, :])  # [P, C, n, 4]
+    values = _interpolated(lines[..., None, :, :], along_y[..., :, None, :])  # [P, C, n, n]
     values = jnp.where(in_y[..., :, None] & in_x[..., None, :], values, -jnp.inf)
     best = jnp.max(values, axis=(1, 2, 3))
     width = pixels[0].astype(jnp.int32)
@@ -134,6 +133,14 @@ def _point(
     first = jnp.min(jnp.where(values == best[:, None, None, None], index, last), axis=(1, 2, 3))
     place = jnp.stack([first % width, first // width], axis=-1)
     return (place + 0.5) * (sides / pixels)[None] + box[None, :2], best
+
+
+def _interpolated(
+    cells: Float[Array, "*#dims 4"], weights: Float[Array, "*#dims 4"]
+) -> Float[Array, "..."]:
+    """Sum the weighted cells term by term: four are no work for a matrix product."""
+    first, *others = (cells[..., i] * weights[..., i] for i in range(TAPS))
+    return sum(others, first)
 
 
 def _first_pixels(pixels: Float[Array, ""], size: int, longest: int) -> Int[Array, "S2"]:
@@ -181,7 +188,7 @@ def _bounds(
     for axis in (0, 1):
         weights = _cubic_weights(firsts[axis][:-1], patches, scales[axis])
         windows = jnp.stack([values[..., i : i + len(patches)] for i in range(TAPS)], axis=-1)
-        values = jnp.swapaxes(jnp.sum(windows * weights[None, None], axis=-1), 1, 2)
+        values = jnp.swapaxes(_interpolated(windows, weights[None, None]), 1, 2)
     x, y = counts[0][None, None], counts[1][None, :, None]
     bounds = jnp.where((y == 1) & (x == 1), values, bounds)
     return jnp.where((y > 0) & (x > 0), bounds, -jnp.inf)

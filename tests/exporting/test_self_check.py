@@ -60,6 +60,22 @@ def test_each_output_must_be_within_its_tolerance(field, change):
     assert found.unmatched == 2 * (field == "boxes" and change == "not a number")
 
 
+def test_only_outputs_that_there_are_are_said():
+    corner = np.array([[[3, 4, 40, 30]]], np.float32)
+    row = np.array([[0.9]], np.float32), np.array([[2]], np.int32)
+    masks, keypoints = np.ones((1, 1, 28, 28), np.float32), np.ones((1, 1, 5, 3), np.float32)
+    inputs = [(np.zeros((1, 48, 64, 3), np.uint8), np.array([[48, 64]]))]
+    for given, said in (
+        ((None, None), []),
+        ((masks, None), ["masks"]),
+        ((masks, keypoints), ["masks", "keypoints"]),
+    ):
+        sound = Detections(corner, *row, given[0], np.ones((1, 1), bool), given[1])
+        found = compare(lambda *_, sound=sound: sound, lambda *_, sound=sound: sound, inputs, 0.05)
+        assert found.within_tolerance and found.is_finite
+        assert [name for name in ("masks", "keypoints") if f"{name} 0" in str(found)] == said
+
+
 def test_float16_must_not_lose_what_the_original_finds():
     corner = np.array([[[3, 4, 40, 30], [9, 40, 50, 60]]], np.float32)
     scores, classes = np.array([[0.9, 0.6]], np.float32), np.array([[2, 1]], np.int32)

@@ -248,14 +248,6 @@ def test_padding_rows_have_no_gradient():
     assert_tree_close(changed, gradients, atol=1e-3, rtol=1e-5)
 
 
-def test_onnx_is_refused_in_one_line():
-    from mask_rcnn_jax.exporting.onnx import check_exportable
-
-    model = build_model(tiny().model)
-    with pytest.raises(ValueError, match="a model of keypoints exports as --format=stablehlo only"):
-        check_exportable(model, 1, None)
-
-
 def test_channels_of_each_convolution_can_be_pruned():
     from mask_rcnn_jax.pruning.channel_groups import find_groups
 
