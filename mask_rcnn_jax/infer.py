@@ -255,6 +255,8 @@ def _define_flags() -> None:
     colors = ("instance", "class")
     flags.DEFINE_enum("color_by", None, colors, "Colors; class in videos, unless set or --track.")
     flags.DEFINE_integer("line_width", 0, "Pixels; 0 grows with the image.", 0)
+    sure_help = "Score below which a keypoint is not drawn; unset: 2, of probabilities 0.05."
+    flags.DEFINE_float("keypoint_threshold", None, sure_help)
     flags.DEFINE_bool("track", False, "Number the objects of a video, each through all frames.")
     cli.define_tiles()
     flags.DEFINE_integer("max_frames", 0, "Maximum number of frames per video; 0: all.", 0)
@@ -270,6 +272,7 @@ def main(_: Sequence[str]) -> None:
     save = _split(FLAGS.save)
     _check_list("save", save, KINDS)
     drawing = _drawing(_split(FLAGS.draw or DRAWN), FLAGS.color_by, FLAGS.line_width)
+    drawing |= {"keypoint_threshold": FLAGS.keypoint_threshold}
     names = [one.name for one in fields(Options) if one.name not in ("save", "drawing")]
     options = Options(save=save, drawing=drawing, **{n: getattr(FLAGS, n) for n in names})
     # SIGTERM acts like Ctrl-C, which closes the files: a video without index is unplayable. Parts

@@ -36,6 +36,7 @@ def draw_detections(
     min_side: int = MIN_SIDE,
     color_by: str = "instance",
     skeleton: Lines = (),
+    keypoint_threshold: float = -np.inf,
 ) -> np.ndarray:
     """Draw the detections that reach the score threshold.
 
@@ -49,6 +50,7 @@ def draw_detections(
         color_by: "instance" distinguishes the objects of an image; "class" gives a class the same
             color in all images.
         skeleton: lines between keypoints, if there are any.
+        keypoint_threshold: minimum score of a keypoint.
 
     Returns:
         uint8 [f * H, f * W, 3] RGB with the enlargement factor f, usually 1.
@@ -65,8 +67,8 @@ def draw_detections(
     outlines = None if masks is None else trace_masks(masks, boxes)
     drawn = draw_instances(image, boxes, names, values, outlines, color_indices)
     if detections.keypoints is not None:
-        points = np.asarray(detections.keypoints)[keep, :, :2] * (image.shape[0] / height)
-        draw_keypoints(drawn, points, skeleton, color_indices)
+        points = sure_points(np.asarray(detections.keypoints)[keep], keypoint_threshold)
+        draw_keypoints(drawn, points * (image.shape[0] / height), skeleton, color_indices)
     return drawn
 
 
@@ -217,6 +219,11 @@ def draw_keypoints(
             for place in places[drawn].tolist():
                 center, size = tuple(place), radius << _SHIFT
                 cv2.circle(canvas, center, size, color, cv2.FILLED, cv2.LINE_AA, _SHIFT)
+
+
+def sure_points(keypoints: np.ndarray, threshold: float) -> np.ndarray:
+    """Return x, y of keypoints [n, P, 3], [n, P, 2]; NaN for scores below the threshold."""
+    return np.where(keypoints[..., 2:] >= threshold, keypoints[..., :2], np.nan)
 
 
 def instance_color(i: int) -> tuple[int, int, int]:

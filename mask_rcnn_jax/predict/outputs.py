@@ -11,7 +11,7 @@ from absl import logging
 from mask_rcnn_jax.data.unused import Unused
 from mask_rcnn_jax.predict import annotate
 from mask_rcnn_jax.predict.predictor import Predictor
-from mask_rcnn_jax.predict.saving import ResultFiles
+from mask_rcnn_jax.predict.saving import WITHOUT_KEYPOINTS, ResultFiles
 from mask_rcnn_jax.terminal.progress import Progress
 from mask_rcnn_jax.video.reader import Video
 
@@ -37,7 +37,11 @@ def write_images(
         skip(error)
         progress.advance(1)
 
-    with ResultFiles(folder, kinds) as files:
+    names = predictor.keypoint_names
+    if names and (without := [kind for kind in kinds if kind in WITHOUT_KEYPOINTS]):
+        text = "--save %s: without keypoints, which detections.json and --save csv have"
+        logging.warning(text, ",".join(without))
+    with ResultFiles(folder, kinds, names) as files:
         given = images, folder, files, drawing
         found = annotate.annotate_images(predictor, *given, on_error, unused)
         with contextlib.closing(found):

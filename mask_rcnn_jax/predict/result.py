@@ -50,6 +50,7 @@ class Result:
         keypoints: [N, P, 3] float32 x, y and score of each point; None for a model without them.
         keypoint_names: of the P points; `categories` may have the lines between them.
         keypoint_offset: what `to_coco` takes off their x and y, see `data.keypoint_offset`.
+        keypoint_threshold: `plot` leaves out keypoints with lower scores.
     """
 
     image: np.ndarray
@@ -71,6 +72,7 @@ class Result:
     keypoints: np.ndarray | None = None
     keypoint_names: tuple[str, ...] = ()
     keypoint_offset: float = 0.0
+    keypoint_threshold: float = -np.inf
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -227,19 +229,24 @@ class Result:
     def to_supervision(self) -> Any:
         """`supervision.Detections` with masks, scores, classes counted from 0, and class names.
 
+        With keypoints, its `data["keypoints"]` has them, [N, P, 3] as here.
+
         Raises ImportError if the package is missing.
         """
         try:
             from supervision import Detections
         except ImportError as error:
             raise ImportError("to_supervision needs the package supervision") from error
+        data = {"class_name": np.array(self.names, dtype=str)}
+        if self.keypoints is not None:
+            data["keypoints"] = self.keypoints
         return Detections(
             xyxy=self.boxes,
             mask=self.masks,
             confidence=self.scores,
             class_id=self.classes - 1,
             tracker_id=self.track_ids,
-            data={"class_name": np.array(self.names, dtype=str)},
+            data=data,
         )
 
     def plot(
@@ -250,6 +257,7 @@ class Result:
         boxes: bool = True,
         masks: bool = True,
         keypoints: bool = True,
+        keypoint_threshold: float | None = None,
         color_by: Literal["instance", "class"] = "instance",
         line_width: int = 0,
         min_side: int = visualize.MIN_SIDE,
@@ -263,6 +271,8 @@ class Result:
             masks: fill and outline masks.
             keypoints: draw keypoints and the lines between them: those of the categories' skeleton,
                 or else COCO's between points of COCO's names.
+            keypoint_threshold: score below which a keypoint is not drawn, nor lines to it; None:
+                that of the attribute.
             color_by: a color for each object, or its track, or for each class.
             line_width: pixels; 0 grows with the image.
             min_side: enlarge smaller images by an integer factor until the shorter side has this
@@ -286,7 +296,9 @@ class Result:
             line_width=line_width,
         )
         if keypoints and self.keypoints is not None:
-            points = self.keypoints[..., :2] * (image.shape[0] / self.image.shape[0])
+            least = self.keypoint_threshold if keypoint_threshold is None else keypoint_threshold
+            points = visualize.sure_points(self.keypoints, least)
+            points *= image.shape[0] / self.image.shape[0]
             skeleton = skeleton_of(self.categories, self.keypoint_names)
             visualize.draw_keypoints(drawn, points, skeleton, colors)
         return drawn

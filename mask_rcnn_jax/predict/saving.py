@@ -132,12 +132,21 @@ def named_results(result: Result, number: int) -> list[dict[str, Any]]:
     return [{"category": name, **entry} for name, entry in named]
 
 
+def csv_head(keypoints: Sequence[str] = ()) -> list[str]:
+    """Return the head of detections.csv: `CSV_HEAD`, then x, y and score of each keypoint."""
+    return [*CSV_HEAD, *(f"{name}_{part}" for name in keypoints for part in ("x", "y", "score"))]
+
+
 def csv_row(entry: Mapping[str, Any]) -> list[Any]:
-    """Return a row of `CSV_HEAD` for a COCO result; the area is in pixels, "" for boxes alone."""
+    """Return a row of `csv_head` for a COCO result; the area is in pixels, "" for boxes alone."""
     mask = entry.get("segmentation")
     area = "" if mask is None else int(coco_mask.area(mask))
     names = ("file_name", "category", "category_id")
-    return [*(entry[name] for name in names), round(entry["score"], 4), *entry["bbox"], area]
+    row = [*(entry[name] for name in names), round(entry["score"], 4), *entry["bbox"], area]
+    points, scores = entry.get("keypoints", []), entry.get("keypoint_scores", [])
+    for x, y, score in zip(points[::3], points[1::3], scores, strict=True):
+        row += [x, y, score]
+    return row
 
 
 def _corners(box: np.ndarray) -> np.ndarray:
@@ -156,6 +165,7 @@ WRITERS: dict[str, Write] = {
     "gpkg": write_gpkg,
 }
 KINDS = (*WRITERS, "labelstudio", "csv", "regions")
+WITHOUT_KEYPOINTS = ("yolo", "labelme", "labelstudio", "geojson", "gpkg", "regions")
 FOLDERS = {kind: kind for kind in WRITERS} | {"yolo": "labels"}
 LABELS = {"yolo": ".txt", "labelme": ".json", "geojson": ".geojson"}  # what people correct by hand
 WRITTEN = ".written"  # digests of labels as they were written, a line each
@@ -226,8 +236,11 @@ class ResultFiles:
         kinds: as given.
     """
 
-    def __init__(self, folder: Path, kinds: Sequence[str] = ()):
-        """Open the lists of the `kinds`, out of KINDS, in a folder that exists."""
+    def __init__(self, folder: Path, kinds: Sequence[str] = (), keypoints: Sequence[str] = ()):
+        """Open the lists of the `kinds`, out of KINDS, in a folder that exists.
+
+        keypoints: names of those that each object has.
+        """
         self.count = 0
         self._folder, self.kinds = folder, kinds
         self._opened = ExitStack()
@@ -235,7 +248,7 @@ class ResultFiles:
         self._tasks = self._list("labelstudio.json") if "labelstudio" in kinds else None
         self._csv = self._table("detections.csv") if "csv" in kinds else None
         if self._csv:
-            self._csv.writerow(CSV_HEAD)
+            self._csv.writerow(csv_head(keypoints))
         self._regions = self._table("regions.csv") if "regions" in kinds else None
         self._regions_head: list[str] = []
         self._written = None

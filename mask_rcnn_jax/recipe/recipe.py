@@ -101,6 +101,12 @@ class Recipe:
         """Whether the model learns no masks, so that boxes are enough."""
         return self.loss.mask_weight == 0 or not self.model.has_masks
 
+    @property
+    def keypoint_threshold(self) -> float:
+        """Lowest score of a keypoint that is drawn: of a heatmap's largest value 2, as in Detectron
+        and maskrcnn-benchmark, of a probability 0.05, as in detectron2."""
+        return 0.05 if self.model.keypoint_head.get("score", "logit") == "softmax" else 2.0
+
     def with_classes(self, num_classes: int) -> "Recipe":
         """Return a recipe for so many classes."""
         return replace(self, model=replace(self.model, num_classes=num_classes))

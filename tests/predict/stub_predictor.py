@@ -41,6 +41,7 @@ class StubPredictor:
         self.images_at_once, self.tiles = batch_size, None
         self.bands, self.upright = Bands(), True
         self.canvases = ((48, 64), (64, 48))
+        self.keypoint_names = ()
         self.batches, self.values, self.mixed = [], [], 0
         self.started, self.hold, self.error = threading.Event(), threading.Event(), None
         self.hold.set()

@@ -1,22 +1,29 @@
 """Keypoints of results: selected, written, drawn, and brought to the pixels of the image."""
 
+import csv
 import json
+from pathlib import PurePosixPath
 
 import numpy as np
 import pytest
 
 from mask_rcnn_jax.annotations.keypoints import PERSON, skeleton_of
+from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.coco import load_categories
 from mask_rcnn_jax.data.resize import ResizePlan
 from mask_rcnn_jax.evaluation import visualize
 from mask_rcnn_jax.exporting.manifest import ModelInterface, make_manifest
+from mask_rcnn_jax.predict import outputs
 from mask_rcnn_jax.predict.batches import PreparedImage, _detections
+from mask_rcnn_jax.predict.inputs import Input
+from mask_rcnn_jax.predict.saving import ResultFiles
 from mask_rcnn_jax.predict.tiles import as_view, merge_tiles
 from mask_rcnn_jax.recipe.manifest import read_manifest
 from mask_rcnn_jax.serving.service import _entries
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.weights.saved_model import saved_categories
 from tests.keypoint_set import NAMES, figure_json
+from tests.predict.stub_predictor import StubPredictor
 from tests.predict.test_result import make_result
 from tests.small_model import small_config
 
@@ -71,6 +78,64 @@ def test_lines_of_the_skeleton_and_dots_are_drawn():
     assert not drawn(keypoints=np.full_like(POINTS, np.nan)).any()
     large = drawn(keypoints=np.full_like(POINTS, 1e30))  # of a diverged model
     assert not large.any()
+
+
+def test_keypoints_below_the_threshold_are_not_drawn_nor_lines_to_them():
+    image = np.full((60, 90, 3), 128, np.uint8)
+    options = dict(labels=False, boxes=False, masks=False, min_side=0)
+    result = keypoint_result(image=image, keypoint_threshold=0.3)[:1]
+
+    def drawn(picture):
+        return (picture != 128).any(axis=2)
+
+    (a, b, unsure), middle = POINTS[0, :, :2].astype(int), (30, 31)
+    for threshold, expected in (
+        (None, [True, True, False, True]),  # scores are 0.9, 0.5 and 0.1
+        (0.1, [True, True, True, True]),
+        (0.6, [True, False, False, False]),
+    ):
+        shown = drawn(result.plot(keypoint_threshold=threshold, **options))
+        assert [bool(shown[y, x]) for x, y in (a, b, unsure, middle)] == expected
+    detections = Detections(
+        *(result.boxes, result.scores, result.classes, None, np.ones(1, bool), result.keypoints)
+    )
+    plain = visualize.draw_detections(image, detections, ["a", "b"], min_side=0)
+    some = visualize.draw_detections(
+        image, detections, ["a", "b"], min_side=0, keypoint_threshold=0.3
+    )
+    x, y = unsure
+    assert (plain[y, x] == 255).all() and not (some[y, x] == 255).all()
+
+
+def test_the_threshold_is_that_of_the_kind_of_score():
+    for recipe, expected in (("coco_keypoints", 2.0), ("coco_keypoints:detectron2", 0.05)):
+        assert load_config(recipe).keypoint_threshold == expected
+
+
+def test_tables_have_a_column_for_each_number_and_other_files_a_line(tmp_path, monkeypatch, caplog):
+    result = keypoint_result()
+    with ResultFiles(tmp_path, ["csv"], NAMES) as files:
+        files.add(files.write(result, Input("a.png", "a.png", PurePosixPath("a.png")), 1))
+    head, *rows = csv.reader((tmp_path / "detections.csv").read_text().splitlines())
+    assert head[-10:-5] == ["mask_area", "nose_x", "nose_y", "nose_score", "left_hand_x"]
+    assert len(rows) == len(result) and {len(row) for row in rows} == {len(head)}
+    assert list(map(float, rows[0][-9:])) == pytest.approx(
+        [20, 30, 0.9, 40, 32, 0.5, 30.5, 22, 0.1]
+    )
+    monkeypatch.setattr(outputs.annotate, "annotate_images", lambda *given: (x for x in ()))
+    predictor = StubPredictor()
+    for names in (NAMES, ()):
+        predictor.keypoint_names, kinds = names, ["csv", "yolo", "labelme", "masks"]
+        outputs.write_images(predictor, [], tmp_path, kinds, None, print)
+        said = "--save yolo,labelme: without keypoints" in caplog.text
+        assert said == bool(names)
+        caplog.clear()
+
+
+def test_supervision_gets_them_beside_the_boxes():
+    pytest.importorskip("supervision")
+    found = keypoint_result().to_supervision()[[2, 0]]
+    np.testing.assert_array_equal(found.data["keypoints"], POINTS[[2, 0]])
 
 
 def test_exported_models_and_files_of_weights_know_the_lines(tmp_path):

@@ -250,7 +250,7 @@ def options_of(monkeypatch, **flags):
     unset |= dict(max_frames=0, tile=0, overlap=0.2, track=False, score_threshold=0.5)
     unset |= dict(config=None, input=["photo.jpg"], output="out", public_addresses_only=False)
     unset |= dict(accept_mismatch=False, merge=None, input_key="file_name", no_images=False)
-    unset |= dict(shard="", part_size=0, part_format=None)
+    unset |= dict(shard="", part_size=0, part_format=None, keypoint_threshold=None)
     calls = []
     monkeypatch.setattr(infer.flags, "FLAGS", SimpleNamespace(**unset | flags))
     monkeypatch.setattr(infer, "given_model", lambda _: "run")
@@ -270,6 +270,7 @@ def test_flags_say_what_infer_draws(drawn, color_by, expected, monkeypatch):
     options = options_of(monkeypatch, draw=drawn, color_by=color_by, line_width=3).drawing
     parts = dict.fromkeys(("labels", "scores", "boxes", "masks", "keypoints"), False)
     expected = parts | expected | {"line_width": 3} | ({"color_by": color_by} if color_by else {})
+    expected |= {"keypoint_threshold": None}
     assert options == expected
     assert make_result().plot(**options).shape == (360, 540, 3)
 
