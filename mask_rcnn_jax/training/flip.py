@@ -21,8 +21,9 @@ def random_flip(
 ) -> Batch:
     """Mirror each image left to right with that probability, inside its own width.
 
-    box_offset: 1 where boxes are inclusive. whole_masks: masks are of the image, not of the box.
-    keypoint_mirror: `annotations.keypoints.mirror_places` of the keypoints.
+    box_offset: 1 where boxes are inclusive, which keypoints, as places, never are. whole_masks:
+    masks are of the image, not of the box. keypoint_mirror: `annotations.keypoints.mirror_places`
+    of the keypoints.
     """
 
     def one(image, size, targets, key):
@@ -30,7 +31,8 @@ def random_flip(
         columns = jnp.arange(image.shape[1])
         source = jnp.where(flip, mirrored(columns, size[1]), columns)
         image = jnp.take(image, source, axis=1)
-        width = size[1].astype(jnp.float32) - box_offset
+        whole_width = size[1].astype(jnp.float32)
+        width = whole_width - box_offset
         flips = flip & targets.valid[:, None]
         boxes = jnp.where(flips, box_ops.flip(targets.boxes, width), targets.boxes)
         if whole_masks:
@@ -41,7 +43,7 @@ def random_flip(
         polygons = jnp.stack([jnp.where(flip & (part >= 0), width - x, x), y, part], axis=-1)
         targets = targets.replace(boxes=boxes, masks=masks, polygons=polygons)
         if targets.keypoints is not None:
-            points = _mirrored_keypoints(targets.keypoints, width, keypoint_mirror)
+            points = _mirrored_keypoints(targets.keypoints, whole_width, keypoint_mirror)
             targets = targets.replace(keypoints=jnp.where(flip, points, targets.keypoints))
         return image, targets
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -32,11 +33,12 @@ from mask_rcnn_jax.data.merge import merge
 from mask_rcnn_jax.data.options import DataOptions
 from mask_rcnn_jax.data.overview import epoch_factors
 from mask_rcnn_jax.data.repeat import NO_REPEATS
-from mask_rcnn_jax.data.transforms import load_example
+from mask_rcnn_jax.data.transforms import empty_batch, load_example, load_row
 from mask_rcnn_jax.evaluation import coco
 from mask_rcnn_jax.evaluation.visualize import write_image
 from mask_rcnn_jax.formats.merge_json import merge_jsons
 from mask_rcnn_jax.formats.sets_on_disk import print_findings
+from mask_rcnn_jax.training.flip import random_flip
 from tests.keypoint_set import NAMES, figure_json
 
 MIRROR = mirror_places(NAMES)
@@ -64,6 +66,35 @@ def annotation(points, box=(20, 10, 60, 50)):
 def example(points, box=(20, 10, 60, 50)):
     image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
     return Example(image, (annotation(points, box),), mirror=MIRROR)
+
+
+@pytest.mark.parametrize("inclusive", [False, True])
+def test_mirrors_of_the_loader_and_of_the_step_are_one(tmp_path, inclusive):
+    """By the rules of detectron2, and of maskrcnn-benchmark, NVIDIA's origin, for inclusive boxes:
+    x becomes W - 1 - x there, of a box's last pixel and of a point that is the index of a pixel."""
+    dataset = load(tmp_path, offset=0.5)
+    canvas = HEIGHT, 128  # the image is not scaled on it
+    sizes = dict(image_size=canvas, resize="fit", max_instances=3)
+    options = DataOptions(**sizes, keypoints=NAMES, inclusive_boxes=inclusive)
+
+    def mirror(example):
+        return example.then(HorizontalFlip(1.0).affine(np.random.default_rng(0), example.size))
+
+    plain, host = (empty_batch(1, canvas, options) for _ in range(2))
+    load_row(plain, 0, dataset, 0, options)
+    load_row(host, 0, dataset, 0, options, augment=mirror)
+    offset = {"box_offset": float(inclusive), "keypoint_mirror": MIRROR}
+    device = random_flip(plain, jax.random.split(jax.random.key(0), 1), 1.0, **offset)
+    (x, y, width, height), points = (
+        figure_json()["annotations"][0][k] for k in ("bbox", "keypoints")
+    )
+    last = WIDTH - inclusive
+    x2, y2 = x + width - inclusive, y + height - inclusive
+    nose, left, right = np.reshape(points, (3, 3))
+    index = np.stack([nose, right, left]) * (-1, 1, 1) + (WIDTH - 1, 0, 0)
+    for found in (host.targets, device.targets):
+        np.testing.assert_allclose(found.boxes[0, 0], [last - x2, y, last - x, y2])
+        np.testing.assert_allclose(found.keypoints[0, 0], index + (0.5, 0.5, 0))
 
 
 def test_mirror_places_swap_sides_and_keep_what_has_no_partner():
