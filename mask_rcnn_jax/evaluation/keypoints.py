@@ -117,14 +117,9 @@ def _fault(points: Any, count: int) -> str | None:
     return None
 
 
-def split(boxes: list[dict]) -> tuple[list[dict], list[dict] | None]:
-    """Box results without keypoints, and results of keypoints alone; None for boxes without any.
-
-    Without any object there may be none of either.
-    """
+def split(boxes: list[dict]) -> tuple[list[dict], list[dict]]:
+    """Box results without keypoints, and the keypoints of those that have some as results."""
     extra = ("keypoints", "keypoint_scores")
-    if boxes and not any("keypoints" in entry for entry in boxes):
-        return boxes, None
     alone = [{key: v for key, v in entry.items() if key not in extra} for entry in boxes]
     points = [{k: v for k, v in one.items() if k != "bbox"} for one in boxes if "keypoints" in one]
     return alone, points

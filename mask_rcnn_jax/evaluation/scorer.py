@@ -34,12 +34,12 @@ class Job:
 
     Attributes:
         source: ground truth as `read_ground_truth` takes it, `reading` its options.
-        boxes: COCO results, which have the keypoints, too; `masks` likewise, None if there are
-            none to score.
+        boxes: COCO results; `masks` likewise, None if there are none to score.
         image_ids: the images that are scored.
         rules: the protocol and the engine.
         limit: `eval.detections_per_image` if that is what the model gives, for the notes.
         most: detections of a class in an image that are scored at most, see `coco.score`.
+        keypoints: COCO results, None without any; scored if the ground truth is read with some.
     """
 
     source: str | os.PathLike | dict[str, Any]
@@ -50,6 +50,7 @@ class Job:
     rules: Scoring
     limit: int | None
     most: int
+    keypoints: list[dict] | None = None
 
     def score(
         self, tell: Callable[[str], object], callback: Callable[[COCOeval], None] | None = None
@@ -58,14 +59,14 @@ class Job:
         truth = read_ground_truth(self.source, **self.reading)
         for line in notes(truth, self.image_ids, self.rules.protocol, self.limit, self.most):
             tell(line)
-        boxes, points = self._split()
+        points = self.keypoints if truth.keypoints else None
         if points is not None and (
             line := keypoints.sigmas_of(truth.keypoints, self.rules.keypoint_sigmas)[1]
         ):
             tell(line)
         return coco.score(
             truth,
-            boxes,
+            self.boxes,
             self.masks,
             image_ids=self.image_ids,
             rules=self.rules,
@@ -74,15 +75,12 @@ class Job:
             keypoint_results=points,
         )
 
-    def _split(self) -> tuple[list[dict], list[dict] | None]:
-        return keypoints.split(self.boxes) if self.reading.get("keypoints") else (self.boxes, None)
-
     def write(self, folder: Path) -> None:
         """Write bbox_results.json, and segm_results.json and keypoints_results.json if there are
         masks and keypoints."""
         folder.mkdir(parents=True, exist_ok=True)
-        boxes, points = self._split()
-        for name, results in (("bbox", boxes), ("segm", self.masks), ("keypoints", points)):
+        found = {"bbox": self.boxes, "segm": self.masks, "keypoints": self.keypoints}
+        for name, results in found.items():
             if results is not None:
                 (folder / f"{name}_results.json").write_text(json.dumps(results))
 

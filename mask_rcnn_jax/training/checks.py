@@ -2,7 +2,7 @@
 
 import optax
 
-from mask_rcnn_jax.data.dataset import Dataset, is_boxes_only, keypoints
+from mask_rcnn_jax.data.dataset import Dataset, dataset_name, is_boxes_only, keypoints
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.recipe.stopping import StopRule
 from mask_rcnn_jax.training.optim import count_microbatches
@@ -24,7 +24,9 @@ def check_recipe(recipe: Recipe, devices: int, optimizer: object) -> int:
     return count_microbatches(accumulate_steps, train.images_per_device, train.batch_size, devices)
 
 
-def check_evaluated(rule: StopRule, val_set: Dataset | None, *, learns_masks: bool) -> None:
+def check_evaluated(
+    rule: StopRule, val_set: Dataset | None, *, learns_masks: bool, finds_keypoints: bool
+) -> None:
     """Raise ValueError if a run is to stop by an AP that nothing would measure."""
     if val_set is None:
         for name, value in rule.needs_evaluation().items():
@@ -34,6 +36,16 @@ def check_evaluated(rule: StopRule, val_set: Dataset | None, *, learns_masks: bo
     if rule.stop_at_mask_ap > 0 and not has_masks:
         expected = "expected 0 where no masks are scored"
         raise ValueError(f"train.stop_at_mask_ap is {rule.stop_at_mask_ap:g}, {expected}")
-    if rule.stop_at_keypoints_ap > 0 and not (val_set is not None and keypoints(val_set).names):
+    has_keypoints = val_set is not None and finds_keypoints and bool(keypoints(val_set).names)
+    if rule.stop_at_keypoints_ap > 0 and not has_keypoints:
         found = f"train.stop_at_keypoints_ap is {rule.stop_at_keypoints_ap:g}"
-        raise ValueError(f"{found}, expected 0 without data.keypoints")
+        raise ValueError(f"{found}, expected 0 without data.keypoints and model.keypoint_head")
+
+
+def unused_keypoints(dataset: Dataset, recipe: Recipe) -> str:
+    """A line about keypoints that the model neither learns nor finds; "" if there are none."""
+    names = keypoints(dataset).names
+    if recipe.model.has_keypoints or not names:
+        return ""
+    found = f"{dataset_name(dataset)}: its {len(names)} keypoints ({names[0]}, ..) are not used"
+    return f"{found}, since model.keypoint_head is none: they are neither learned nor scored"

@@ -10,13 +10,19 @@ import jax
 from mask_rcnn_jax.data.dataset import Dataset
 from mask_rcnn_jax.data.overview import image_ids
 from mask_rcnn_jax.evaluation.encode import ImageDetections
+from mask_rcnn_jax.evaluation.keypoints import split
 from mask_rcnn_jax.evaluation.workers import count_workers, encode_images
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.training import processes
 
-# COCO results of boxes, with their keypoints if there are any, and, unless the model has boxes
-# alone, masks; ids of all images.
-Found = tuple[list[dict], list[dict] | None, list]
+
+class Found(NamedTuple):
+    """COCO results of the detections in images."""
+
+    boxes: list[dict]
+    masks: list[dict] | None  # None: the model has none
+    keypoints: list[dict] | None  # likewise
+    image_ids: list  # of all images, also those without detections
 
 
 class Rules(NamedTuple):
@@ -25,14 +31,15 @@ class Rules(NamedTuple):
     paste: str  # see `evaluation.paste`
     inclusive_boxes: bool  # see `evaluation.encode.encode_image`
     has_masks: bool
+    has_keypoints: bool
     keypoint_offset: float = 0.0  # see `data.keypoint_offset`
 
     @classmethod
     def of(cls, recipe: Recipe) -> "Rules":
         """Those of a recipe."""
         data = recipe.data
-        has_masks, offset = recipe.model.has_masks, data.keypoint_offset
-        return cls(recipe.eval.paste, data.inclusive_boxes, has_masks, offset)
+        has = recipe.model.has_masks, recipe.model.has_keypoints
+        return cls(recipe.eval.paste, data.inclusive_boxes, *has, data.keypoint_offset)
 
 
 def encode(
@@ -45,7 +52,7 @@ def encode(
         num_images: of all processes.
         rules: how they become results.
     """
-    found: tuple[list[dict], list[dict], list] = ([], [], [])
+    found: tuple[list[dict], list[dict], list] = ([], [], [])  # boxes, masks and ids
 
     def noted() -> Iterator[ImageDetections]:
         for image in images:
@@ -68,4 +75,10 @@ def encode(
     boxes, masks, ids = (list(chain(*processes.gather(entries))) for entries in found)
     for entries in (boxes, masks):
         entries.sort(key=lambda entry: place[entry["image_id"]])
-    return boxes, masks if rules.has_masks else None, sorted(ids, key=place.__getitem__)
+    alone, points = split(boxes)
+    return Found(
+        alone,
+        masks if rules.has_masks else None,
+        points if rules.has_keypoints else None,
+        sorted(ids, key=place.__getitem__),
+    )

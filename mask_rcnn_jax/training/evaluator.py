@@ -72,8 +72,7 @@ def detect(
     rules: Rules,
     accepts: Callable[[Any], bool] = lambda batch: True,
 ) -> Found:
-    """COCO results (boxes, masks) of every image of the accepted batches, and these images' ids, in
-    the order of the dataset.
+    """COCO results of every image of the accepted batches, in the order of the dataset.
 
     A batch of a `ViewLoader` is one in several sizes; detections are in pixels of the first.
 
@@ -135,7 +134,7 @@ def _score_and_write(
 ) -> dict:
     job = scoring_job(dataset, found, wanted, most)
     job.write(output)
-    with console.lasting(f"scoring {len(found[2])} images", "scored"):
+    with console.lasting(f"scoring {len(found.image_ids)} images", "scored"):
         metrics = job.score(_tell, callback)
     scorer.write_scores(metrics, output)
     say_scores(metrics, [])
@@ -166,12 +165,11 @@ def scoring_job(
     dataset: Dataset, found: Found, wanted: EvalOptions, most: int | None = None
 ) -> Job:
     """What `score` scores, and how."""
-    boxes, masks, image_ids = found
     own = wanted.detections_per_image
     limit, most = (own, own) if most is None else (None, most)
-    masks = None if is_boxes_only(dataset) else masks
-    given = *ground_truth_source(dataset), boxes, masks, image_ids
-    return Job(*given, _rules(wanted), limit, most)
+    masks = None if is_boxes_only(dataset) else found.masks
+    given = *ground_truth_source(dataset), found.boxes, masks, found.image_ids
+    return Job(*given, _rules(wanted), limit, most, found.keypoints)
 
 
 def _rules(wanted: EvalOptions) -> Scoring:
@@ -202,10 +200,12 @@ def draw_pictures(
     dataset: Dataset,
     mesh: Mesh,
     output: Path,
+    keypoint_threshold: float = -np.inf,
 ) -> dict[str, np.ndarray]:
     """Every image of `batches`, by file name: ground truth on the left, detections on the right.
 
     Also written below `output`. The first process draws; the others return nothing.
+    keypoint_threshold: see `visualize.draw_detections`.
     """
     pictures, names = {}, dataset.class_names
     skeleton = keypoints(dataset).skeleton
@@ -234,7 +234,8 @@ def draw_pictures(
             name, image = dataset.images[index].file_name, bands.to_rgb(dataset.decode(index))
             given = image, boxes, truth.classes, masks, names
             left = visualize.draw_ground_truth(*given, keypoints=points)
-            right = visualize.draw_detections(image, found, names, skeleton=skeleton)
+            of_keypoints = {"skeleton": skeleton, "keypoint_threshold": keypoint_threshold}
+            right = visualize.draw_detections(image, found, names, **of_keypoints)
             picture = visualize.side_by_side(left, right)
             visualize.write_image(output / file_name(name, ".jpg", written), picture)
             pictures[printable(name)] = picture

@@ -17,6 +17,7 @@ from mask_rcnn_jax.report.analysis import Analysis, analyze
 from mask_rcnn_jax.report.page import write_report
 from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.training import evaluator
+from mask_rcnn_jax.training.encoding import Found
 from mask_rcnn_jax.training.metrics import FILE_NAME, read_metrics
 
 NAME = "report.html"
@@ -60,9 +61,12 @@ def write(
             return None
 
     about = {"Ground truth": ground_truth} if analyses else {}
-    for label, name in (("Boundary AP", "boundary_AP"), ("Keypoints AP", "keypoints_AP")):
+    for label, name, more in (
+        ("Boundary AP", "boundary_AP", ""),
+        ("Keypoints AP", "keypoints_AP", "; curves, tables and images below are without keypoints"),
+    ):
         if name in metrics:
-            about[label] = f"{metrics[name]:.3f}"
+            about[label] = f"{metrics[name]:.3f}{more}"
     cells = metrics.get("cells")
     write_report(folder / NAME, title, about, analyses, read_image, records, cells)
     if failures:
@@ -104,11 +108,14 @@ def _last_scores(
 ) -> tuple[list[Analysis], dict[str, Any]]:
     """Score the results in a folder once more: a training's own scores need no analysis, and may be
     of another engine. Returns nothing where there is nothing to analyze."""
-    boxes, masks = folder / "bbox_results.json", folder / "segm_results.json"
-    if wanted.protocol == "lvis" or not boxes.exists():
+    if wanted.protocol == "lvis" or not (folder / "bbox_results.json").exists():
         return [], {}
-    mask_results = json.loads(masks.read_text()) if masks.exists() else None
+
+    def results(kind: str) -> list[dict] | None:
+        path = folder / f"{kind}_results.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
     ids = image_ids(dataset)[: wanted.max_images or None]
     analyses, collect = collector(True)
-    found = json.loads(boxes.read_text()), mask_results, ids
+    found = Found(results("bbox") or [], results("segm"), results("keypoints"), ids)
     return analyses, evaluator.score(dataset, found, wanted, collect)

@@ -42,6 +42,7 @@ from mask_rcnn_jax.store_folders import written_at
 from mask_rcnn_jax.structures import Batch, Detections
 from mask_rcnn_jax.terminal.safe_text import safe_stdout
 from mask_rcnn_jax.training import evaluator, reports
+from mask_rcnn_jax.training.checks import unused_keypoints
 from mask_rcnn_jax.training.compiling import announce_compiling
 from mask_rcnn_jax.training.encoding import Rules
 from mask_rcnn_jax.training.metrics import FILE_NAME, read_metrics
@@ -131,6 +132,8 @@ def evaluate(
     known = bool(checkpoint or exported or folder_of(name))
     val_set = _val_set(recipe, val_set, categories, name, known=known)
     evaluator.check_scorable(val_set, recipe.eval)
+    if line := unused_keypoints(val_set, recipe):
+        logging.warning("%s", line)
     title, records = f"Evaluation of {name}", []
     if checkpoint:
         run = stored_run.address_of(checkpoint.workdir) or checkpoint.workdir
@@ -158,7 +161,7 @@ def evaluate(
 def _fullest(found: evaluator.Found) -> int:
     """Count the detections in the image with the most; tiles together find more than
     `eval.detections_per_image`."""
-    return max(Counter(one["image_id"] for one in found[0]).values(), default=0)
+    return max(Counter(one["image_id"] for one in found.boxes).values(), default=0)
 
 
 def _source(

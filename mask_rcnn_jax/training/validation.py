@@ -115,7 +115,8 @@ def make_validation(
             loader = load(max_images=wanted.pictures)
             folder = output / "pictures"
             images = evaluator.draw_pictures(
-                predict, state.evaluated, loader, val_set, mesh, folder
+                *(predict, state.evaluated, loader, val_set, mesh, folder),
+                keypoint_threshold=recipe.keypoint_threshold,
             )
             logging.info("annotated pictures: %s", folder)
         return losses, images
@@ -123,7 +124,7 @@ def make_validation(
     def validate(state: TrainState) -> tuple[dict[str, float] | Pending, dict[str, np.ndarray]]:
         at, needed = int(state.step), bool(recipe.train.needs_evaluation())
         output, found = workdir / "eval" / str(at), found_in(state)
-        is_quick = len(found[0]) + len(found[2]) < FEWEST_BESIDE
+        is_quick = len(found.boxes) + len(found.image_ids) < FEWEST_BESIDE
         if needed or is_quick or at >= recipe.train.steps:
             metrics = metrics_of(evaluator.score_and_write(val_set, found, output, wanted))
             losses, images = losses_and_pictures(state, output)

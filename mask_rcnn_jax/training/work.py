@@ -21,7 +21,7 @@ from mask_rcnn_jax.recipe.options import TrainOptions
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.recipe.stopping import Metrics, comparable, main_ap
 from mask_rcnn_jax.terminal import console
-from mask_rcnn_jax.training.checks import check_evaluated, check_recipe
+from mask_rcnn_jax.training.checks import check_evaluated, check_recipe, unused_keypoints
 from mask_rcnn_jax.training.distill import Distillation
 from mask_rcnn_jax.training.freezing import check_freeze
 from mask_rcnn_jax.training.limits import crowd_line, limit_lines
@@ -112,7 +112,11 @@ def prepare(
         train_set, val_set, data = open_datasets(data, *sets, boxes_only=recipe.learns_boxes_only)
     for line in unused_of(train_set):
         logging.warning("%s: %s", dataset_name(train_set), line)
-    check_evaluated(recipe.train, val_set, learns_masks=not recipe.learns_boxes_only)
+    if line := unused_keypoints(train_set, recipe):
+        logging.warning("%s", line)
+    scored = {"learns_masks": not recipe.learns_boxes_only}
+    scored |= {"finds_keypoints": recipe.model.has_keypoints}
+    check_evaluated(recipe.train, val_set, **scored)
     if val_set is None:
         logging.info("data.val_json is empty: nothing is evaluated, the last checkpoints are kept")
     recipe = replace(recipe, data=data, train=set_steps(data, recipe.train, train_set))

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -154,13 +155,14 @@ def detections():
 
 
 def test_results_of_an_image_and_the_files_of_a_job(tmp_path):
-    boxes, _ = encode_image(detections(), "continuous", False)
-    assert boxes[0]["keypoints"] == [30, 15, 1, 22, 30, 1, 58, 31.5, 1]
-    assert boxes[0]["keypoint_scores"] == [0.9, 0.5, 0.25]
+    entries, _ = encode_image(detections(), "continuous", False)
+    assert entries[0]["keypoints"] == [30, 15, 1, 22, 30, 1, 58, 31.5, 1]
+    assert entries[0]["keypoint_scores"] == [0.9, 0.5, 0.25]
     source = figure_json()
     reading = {"scoring": True, "keypoints": NAMES}
     lines: list[str] = []
-    job = Job(source, reading, boxes, None, [1, 2], Scoring(), None, 100)
+    boxes, points = keypoints.split(entries)
+    job = Job(source, reading, boxes, None, [1, 2], Scoring(), None, 100, points)
     job.write(tmp_path)
     scores = job.score(lines.append)
     assert [line for line in lines if "keypoint_sigmas" in line]
@@ -175,12 +177,24 @@ def test_results_of_an_image_and_the_files_of_a_job(tmp_path):
     assert coco.split_results(again) == (None, None)
 
 
-def test_detections_of_a_model_without_keypoints_have_no_such_scores():
+@pytest.mark.parametrize("finds_some", [True, False])
+def test_detections_of_a_model_without_keypoints_have_no_such_scores(finds_some, tmp_path):
+    """Nor has it where it detects nothing, while a model of keypoints then has an AP of 0."""
+    given = figure_json(), {"scoring": True, "keypoints": NAMES}
     boxes = encode_image(detections()._replace(keypoints=None), "continuous", False)[0]
-    job = Job(
-        figure_json(), {"scoring": True, "keypoints": NAMES}, boxes, None, [1], Scoring(), None, 100
-    )
+    job = Job(*given, boxes if finds_some else [], None, [1], Scoring(), None, 100)
+    job.write(tmp_path)
+    assert not (tmp_path / "keypoints_results.json").exists()
     assert not [name for name in job.score(lambda line: None) if name.startswith("keypoints")]
+    assert replace(job, keypoints=[]).score(lambda line: None)["keypoints_AP"] == 0
+
+
+def test_keypoints_that_the_ground_truth_lacks_are_written_and_not_scored(tmp_path):
+    boxes, points = keypoints.split(encode_image(detections(), "continuous", False)[0])
+    job = Job(figure_json(), {"scoring": True}, boxes, None, [1], Scoring(), None, 100, points)
+    job.write(tmp_path)
+    assert len(json.loads((tmp_path / "keypoints_results.json").read_text())) == 2
+    assert "keypoints_AP" not in job.score(lambda line: None)
 
 
 def test_pieces_in_tiles_give_each_point_from_where_it_is_surest():

@@ -80,5 +80,5 @@ def test_an_exported_model_is_scored_on_each_image_that_it_takes(caplog):
     config, dataset = small_config(), Mixed("val", 7)
     config.data.update(image_size=(128, 128), resize="fit")
     found = scoring._detect_exported(Landscapes(), as_recipe(config), dataset, None)
-    assert found[2] == [image_id(dataset.images, index) for index in (1, 3, 5)]
+    assert found.image_ids == [image_id(dataset.images, index) for index in (1, 3, 5)]
     assert "scores are of 3 of 7 images" in caplog.text

@@ -15,10 +15,13 @@ from mask_rcnn_jax.data.dataset import categories
 from mask_rcnn_jax.data.eval_loader import EvalLoader
 from mask_rcnn_jax.data.options import DataOptions
 from mask_rcnn_jax.evaluation import coco
+from mask_rcnn_jax.models.build import named_section
 from mask_rcnn_jax.recipe.options import EvalOptions
+from mask_rcnn_jax.recipe.stopping import measure
 from mask_rcnn_jax.report.preview import preview_sheet
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.training import evaluator, scoring
+from mask_rcnn_jax.training.checks import unused_keypoints
 from mask_rcnn_jax.training.encoding import Rules
 from mask_rcnn_jax.training.scoring import evaluate_results
 from mask_rcnn_jax.training.state import TrainState
@@ -28,7 +31,7 @@ from tests.data.test_keypoints import load
 from tests.helpers import tiny_config
 from tests.keypoint_set import NAMES, figure_json
 
-RULES = Rules("continuous", False, False, keypoint_offset=0.5)
+RULES = Rules("continuous", False, False, True, keypoint_offset=0.5)
 
 
 def predict(_, batch):
@@ -49,7 +52,8 @@ def figures(tmp_path):
 def test_what_is_found_is_scored_and_written_in_pixels_of_the_json(figures, tmp_path):
     dataset, loader = figures
     found = evaluator.detect(predict, {}, loader, dataset, make_mesh(), RULES)
-    for entry, given in zip(found[0], figure_json()["annotations"], strict=True):
+    assert not any("keypoints" in entry for entry in found.boxes)
+    for entry, given in zip(found.keypoints, figure_json()["annotations"], strict=True):
         labeled = np.reshape(given["keypoints"], (3, 3))[:, 2] > 0
         points = np.reshape(entry["keypoints"], (3, 3))[labeled, :2]
         expected = np.reshape(given["keypoints"], (3, 3))[labeled, :2]
@@ -68,6 +72,38 @@ def test_what_is_found_is_scored_and_written_in_pixels_of_the_json(figures, tmp_
             name: value for name, value in again.items() if name != "per_category"
         }
     assert "AP50" not in again and "OKS" in coco.format_table(again)
+
+
+@pytest.mark.parametrize("has_keypoints", [True, False])
+def test_whether_there_is_an_ap_depends_on_the_model_where_it_detects_nothing(
+    figures, has_keypoints
+):
+    dataset, loader = figures
+
+    def predict_nothing(_, batch):
+        truth = batch.targets
+        points = truth.keypoints if has_keypoints else None
+        none = np.zeros_like(truth.valid)
+        scores = np.zeros(truth.valid.shape, np.float32)
+        return Detections(truth.boxes, scores, truth.classes, None, none, points)
+
+    rules = RULES._replace(has_keypoints=has_keypoints)
+    found = evaluator.detect(predict_nothing, {}, loader, dataset, make_mesh(), rules)
+    assert found.boxes == [] and found.keypoints == ([] if has_keypoints else None)
+    logged = logged_scores(evaluator.score(dataset, found, EvalOptions()), of_categories=True)
+    assert logged["ap/box"] == 0 and logged.get("ap/keypoints") == (0 if has_keypoints else None)
+    assert measure(logged) == ("ap/keypoints" if has_keypoints else "ap/box")
+
+
+def test_a_line_says_that_a_model_without_a_head_does_not_use_them(figures):
+    dataset = figures[0]
+    config = tiny_config()
+    config.data.update(keypoints=NAMES)
+    line = unused_keypoints(dataset, as_recipe(config))
+    assert "its 3 keypoints (nose, ..) are not used" in line and "keypoint_head is none" in line
+    assert not unused_keypoints(replace(dataset, keypoints=NONE), as_recipe(config))
+    config.model.keypoint_head = named_section("keypoint_head", "conv_deconv", num_keypoints=3)
+    assert not unused_keypoints(dataset, as_recipe(config))
 
 
 def test_results_say_which_sigmas_are_ours_and_the_report_has_their_ap(

@@ -198,16 +198,25 @@ def test_a_run_without_an_evaluation_cannot_wait_for_one(stubbed, tmp_path):
 def test_a_mask_ap_that_is_not_measured_cannot_be_reached():
     masks, boxes = (SimpleNamespace(boxes_only=boxes_only) for boxes_only in (False, True))
     both = StopRule(stop_at_box_ap=0.3, stop_at_mask_ap=0.3)
-    check_evaluated(both, masks, learns_masks=True)
+    check_evaluated(both, masks, learns_masks=True, finds_keypoints=False)
     message = "^train.stop_at_mask_ap is 0.3, expected 0 where no masks"
     for val_set, learns_masks in ((masks, False), (boxes, True)):
         with pytest.raises(ValueError, match=message):
-            check_evaluated(both, val_set, learns_masks=learns_masks)
-    check_evaluated(StopRule(stop_at_box_ap=0.3), masks, learns_masks=False)
-    points = StopRule(stop_at_keypoints_ap=0.3)
-    check_evaluated(points, SimpleNamespace(keypoints=Keypoints(("nose",))), learns_masks=False)
-    with pytest.raises(ValueError, match="^train.stop_at_keypoints_ap is 0.3, expected 0 without"):
-        check_evaluated(points, boxes, learns_masks=False)
+            check_evaluated(both, val_set, learns_masks=learns_masks, finds_keypoints=False)
+    check_evaluated(StopRule(stop_at_box_ap=0.3), masks, learns_masks=False, finds_keypoints=False)
+
+
+def test_a_keypoints_ap_that_is_not_measured_cannot_be_reached():
+    rule = StopRule(stop_at_keypoints_ap=0.3)
+    points = SimpleNamespace(boxes_only=True, keypoints=Keypoints(("nose",)))
+    check_evaluated(rule, points, learns_masks=False, finds_keypoints=True)
+    message = "^train.stop_at_keypoints_ap is 0.3, expected 0 without data.keypoints and"
+    for val_set, finds in ((SimpleNamespace(boxes_only=True), True), (points, False)):
+        with pytest.raises(ValueError, match=message):
+            check_evaluated(rule, val_set, learns_masks=False, finds_keypoints=finds)
+
+
+def test_a_recipe_without_a_weight_of_masks_learns_boxes_only():
     config = tiny_config()
     assert not as_recipe(config).learns_boxes_only
     config.loss.mask_weight = 0.0

@@ -92,7 +92,7 @@ def test_an_exact_detector_scores_as_if_there_were_no_seams(recipe, batch_size):
     dataset = Rectangles()
     loader = TileLoader(dataset, recipe.data, Tiles(120), batch_size=batch_size)
     found = detect_in_tiles(predict, {}, loader, dataset, mesh_of(2), Rules.of(recipe))
-    boxes, masks, ids = found
+    boxes, masks, ids = found.boxes, found.masks, found.image_ids
     assert ids == [1, 2, 3, 4] and len(boxes) == len(masks) == 6
     assert {entry["category_id"] for entry in boxes} == {4, 9}
     metrics = score(dataset, found, EvalOptions())
@@ -102,8 +102,8 @@ def test_an_exact_detector_scores_as_if_there_were_no_seams(recipe, batch_size):
 def test_the_number_of_images_is_limited(recipe):
     dataset = Rectangles()
     loader = TileLoader(dataset, recipe.data, Tiles(120), batch_size=2, max_images=2)
-    _, _, ids = detect_in_tiles(predict, {}, loader, dataset, mesh_of(2), Rules.of(recipe))
-    assert ids == [1, 2]
+    found = detect_in_tiles(predict, {}, loader, dataset, mesh_of(2), Rules.of(recipe))
+    assert found.image_ids == [1, 2]
 
 
 def test_what_does_not_go_with_tiles_is_refused(recipe):
