@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from functools import cache
 from typing import (
     Any,
     Literal,
@@ -98,10 +99,7 @@ def entries(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Entry]:
 
     given: parameters from elsewhere, such as `dtype`, beside the fields with `NO_ENTRY`.
     """
-    hints = get_type_hints(part if inspect.isfunction(part) else part.__init__)
-    bases = reversed(inspect.getmro(part)) if inspect.isclass(part) else [part]
-    texts = {name: text for base in bases for name, text in meanings(base).items()}
-    parameters = inspect.signature(part).parameters
+    parameters, hints, texts = _signature(part)
     hidden = {*given, *(MODULE_FIELDS if "parent" in parameters else ())}
     made = {f.name: f for f in fields(part)} if is_dataclass(part) else {}
     found = {}
@@ -115,6 +113,25 @@ def entries(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Entry]:
             default = factory()
         found[name] = Entry(default, hints.get(name), texts.get(name, ""))
     return found
+
+
+# Parameters, their annotations and their meanings, by name.
+Signature = tuple[Mapping[str, inspect.Parameter], dict[str, Any], dict[str, str]]
+
+
+def _signature(part: Callable) -> Signature:
+    is_plain = inspect.isclass(part) or inspect.isfunction(part)
+    return (_remembered if is_plain else _find_signature)(part)
+
+
+def _find_signature(part: Callable) -> Signature:
+    hints = get_type_hints(part if inspect.isfunction(part) else part.__init__)
+    bases = reversed(inspect.getmro(part)) if inspect.isclass(part) else [part]
+    texts = {name: text for base in bases for name, text in meanings(base).items()}
+    return inspect.signature(part).parameters, hints, texts
+
+
+_remembered = cache(_find_signature)  # it takes most of the time in which a recipe is read
 
 
 def defaults(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -205,7 +222,7 @@ def build(part: Callable, section: Section, where: str, **given: Any) -> Any:
     for name, entry in known.items():
         if entry.default is inspect.Parameter.empty and name not in arguments:
             raise ValueError(f"{where}.{name} is missing")
-    signature = inspect.signature(part).parameters
+    signature, _, _ = _signature(part)
     arguments |= {name: value for name, value in given.items() if name in signature}
     try:
         return part(**arguments)
@@ -221,7 +238,7 @@ def checked(
     known = entries(part, given)
     if not isinstance(section, Section):
         raise ValueError(f"{where} is {section!r}, expected a section with {sorted(known)}")
-    signature = inspect.signature(part).parameters
+    signature, _, _ = _signature(part)
     takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.values())
     found = {}
     for name, value in section.items():
