@@ -92,6 +92,16 @@ def test_a_kernel_has_the_product_in_it(shape):
     np.testing.assert_allclose(merged["kernel"].reshape(-1, shape[-1]), expected, atol=1e-5)
 
 
+def test_gradients_of_an_adapter_are_those_of_its_kernel_projected():
+    """d/da = scale G b' and d/db = scale a' G, with G of the kernel."""
+    rng = np.random.default_rng(0)
+    a, b, g = (rng.normal(size=size).astype(np.float32) for size in ((7, 2), (2, 5), (7, 5)))
+    layer = {"kernel": jnp.zeros((7, 5)), LORA: {"a": a, "b": b, "scale": np.float32(3.0)}}
+    gradient = jax.grad(lambda x: jnp.sum(merge({"x": x})["x"]["kernel"] * g))(layer)
+    np.testing.assert_allclose(gradient[LORA]["a"], 3 * g @ b.T, atol=1e-4)
+    np.testing.assert_allclose(gradient[LORA]["b"], 3 * a.T @ g, atol=1e-4)
+
+
 KERNELS = ("backbone", "box_head/fc*")
 FREEZE = ("backbone", "fpn", "*/bias")
 
@@ -137,7 +147,8 @@ def steps():
     return found
 
 
-def test_gradients_are_the_dense_ones_projected():
+@pytest.mark.slow
+def test_gradients_of_a_step_are_the_dense_ones_projected():
     """d/da = scale G b' and d/db = scale a' G, with G of a step that trains the whole kernel; what
     is frozen has the same bits, and what has no adapter and is not frozen moves as without."""
     (before, state, metrics), (dense_before, dense_state, dense_metrics) = steps()
