@@ -349,7 +349,7 @@ def test_a_video_that_is_broken_off_can_be_played(trained, tmp_path, cache):
 
 
 class TestLibrary:
-    @pytest.mark.parametrize("source", ["workdir", "recipe"])
+    @pytest.mark.parametrize("source", [pytest.param("workdir", marks=pytest.mark.slow), "recipe"])
     def test_predictor_finds_what_infer_finds(self, source, trained, inferred):
         folder, output, _ = inferred
         path, overrides = trained.workdir, {"eval.score_threshold": 0.01}

@@ -56,11 +56,11 @@ def random_variables(config):
     return jax.tree.map(lambda leaf: rng.uniform(0.5, 1, leaf.shape).astype(np.float32), abstract)
 
 
-@pytest.fixture
-def weights(tmp_path):
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
     """A weight file with our names, and its variables."""
     variables = random_variables(small_config())
-    path = tmp_path / "ours.safetensors"
+    path = tmp_path_factory.mktemp("weights") / "ours.safetensors"
     save_file(to_ours_flat(variables), path)
     return path, variables
 
@@ -133,7 +133,10 @@ def test_an_epsilon_that_no_statistics_absorb_is_a_difference(norm, caplog):
     assert [r.getMessage() for r in caplog.records] == (expected if norm == "group" else [])
 
 
-@pytest.mark.parametrize("format", ["safetensors", "torchvision", "detectron2"])
+@pytest.mark.parametrize(
+    "format",
+    ["safetensors", "torchvision", pytest.param("detectron2", marks=pytest.mark.slow)],
+)
 def test_weights_that_were_trained_in_int8(format, tmp_path, capsys, caplog):
     """Our names keep the ranges, in a file that is read; the other systems have none."""
     config = load_config(RECIPE, SMALL | {"model.quantization.int8": True})

@@ -32,6 +32,8 @@ from tests.commands.command import (
 from tests.helpers import TINY_TERMS, assert_tree_close
 from tests.pair import Pair
 
+GLOO = "UNKNOWN: Gloo AllGather failed: Connection closed by peer"
+
 
 def launched(*arguments, folder: Path, cache: Path, devices: int = 1) -> Pair:
     """Two processes of one command."""
@@ -234,13 +236,15 @@ def test_no_cluster_to_find_the_others_in_is_said(cache):
     assert "set it to HOST:PORT, with --num_processes and --process_id" in line
 
 
-@pytest.mark.parametrize("kind", ["ValueError", "jax.errors.JaxRuntimeError"])
 @pytest.mark.parametrize(
-    "message, code",
+    "message, code, kind",
     [
-        ("UNKNOWN: Gloo AllGather failed: Connection closed by peer", 1),
-        ("UNAVAILABLE: Socket closed", 1),
-        ("train.seed is 0", 2),
+        (GLOO, 1, "ValueError"),
+        pytest.param(GLOO, 1, "jax.errors.JaxRuntimeError", marks=pytest.mark.slow),
+        pytest.param("UNAVAILABLE: Socket closed", 1, "ValueError", marks=pytest.mark.slow),
+        ("UNAVAILABLE: Socket closed", 1, "jax.errors.JaxRuntimeError"),
+        ("train.seed is 0", 2, "ValueError"),
+        pytest.param("train.seed is 0", 2, "jax.errors.JaxRuntimeError", marks=pytest.mark.slow),
     ],
 )
 def test_a_failed_collective_is_no_mistake_of_the_user(message, code, kind):
@@ -308,7 +312,7 @@ def closed_port() -> int:
     [
         ("no-such-host.invalid", "the name cannot be resolved"),
         ("localhost", "the connection is refused"),
-        ("[::1]", "the connection is refused"),
+        pytest.param("[::1]", "the connection is refused", marks=pytest.mark.slow),
     ],
 )
 def test_a_first_process_that_cannot_be_reached_is_named(host, why):

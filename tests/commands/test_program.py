@@ -28,7 +28,7 @@ def script(tmp_path):
     return [sys.executable, path]
 
 
-@pytest.mark.parametrize("place", [".", "recipes"])
+@pytest.mark.parametrize("place", [pytest.param(".", marks=pytest.mark.slow), "recipes"])
 def test_it_imports_what_lies_in_the_working_folder_or_beside_the_recipe(place, script, tmp_path):
     folder, work = tmp_path / "work" / place, tmp_path / "work"
     folder.mkdir(parents=True)
@@ -41,7 +41,9 @@ def test_it_imports_what_lies_in_the_working_folder_or_beside_the_recipe(place, 
     assert "my_album:album" in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], pytest.param(["train", "--help"], marks=pytest.mark.slow)]
+)
 def test_a_reader_that_has_ended_is_no_error(arguments, script):
     read, write = os.pipe()
     os.close(read)
