@@ -70,7 +70,7 @@ def get_config(variant: str = "tiny") -> ConfigDict:
             fg_iou_thresh=(0.6, 0.7), box_weights=BOX_WEIGHTS, mean_of="logits"
         )
         config.model.mask_head = named_section("mask_head", "mean", heads=3)
-        config.model.rpn.post_nms_topk_train = 2000
+        config.model.rpn.update(post_nms_topk_train=2000, straddle_thresh=0.0)
         config.loss.rpn_box_beta = 1 / 9
     steps = epochs * EPOCH
     config.optim.update(

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+MASK, KEYPOINT, POINT = (f"MODEL.{name}_HEAD" for name in ("ROI_MASK", "ROI_KEYPOINT", "POINT"))
 LEVELS = ("p2", "p3", "p4", "p5", "p6")
 # What detectron2 takes for fields that a config leaves out, where it is not what BASE has.
 DEFAULTS: dict[str, Any] = {
@@ -62,8 +63,6 @@ SAME = {
     "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": "model.roi_align.sampling_ratio",
     "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": "loss.box_beta",
     "MODEL.ROI_BOX_HEAD.BBOX_REG_LOSS_WEIGHT": "loss.box_reg_weight",
-    "MODEL.ROI_MASK_HEAD.NUM_CONV": "model.mask_head.num_convs",
-    "MODEL.ROI_MASK_HEAD.CONV_DIM": "model.mask_head.channels",
     "SOLVER.IMS_PER_BATCH": "train.batch_size",
     "SOLVER.MAX_ITER": "train.steps",
     "SOLVER.BASE_LR": "optim.learning_rate",
@@ -80,7 +79,7 @@ SAME = {
 FIXED: dict[str, tuple] = {
     "VERSION": (2,),
     "MODEL.META_ARCHITECTURE": ("GeneralizedRCNN",),
-    "MODEL.KEYPOINT_ON": (False,),
+    "MODEL.KEYPOINT_ON": (True, False),
     "MODEL.MASK_ON": (True, False),
     "MODEL.LOAD_PROPOSALS": (False,),
     "MODEL.BACKBONE.NAME": ("build_resnet_fpn_backbone",),
@@ -99,7 +98,7 @@ FIXED: dict[str, tuple] = {
     "MODEL.RPN.BBOX_REG_LOSS_TYPE": ("smooth_l1",),
     "MODEL.RPN.BBOX_REG_WEIGHTS": ((1, 1, 1, 1),),
     "MODEL.RPN.LOSS_WEIGHT": (1,),
-    "MODEL.ROI_HEADS.NAME": ("StandardROIHeads", "CascadeROIHeads"),
+    "MODEL.ROI_HEADS.NAME": ("StandardROIHeads", "CascadeROIHeads", "PointRendROIHeads"),
     "MODEL.ROI_HEADS.IN_FEATURES": (LEVELS[:4],),
     "MODEL.ROI_HEADS.IOU_LABELS": ((0, 1),),
     "MODEL.ROI_HEADS.PROPOSAL_APPEND_GT": (True,),
@@ -107,10 +106,10 @@ FIXED: dict[str, tuple] = {
     "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": (7,),
     "MODEL.ROI_BOX_HEAD.POOLER_TYPE": ("ROIAlignV2", "ROIAlign"),
     "MODEL.ROI_BOX_HEAD.BBOX_REG_LOSS_TYPE": ("smooth_l1",),
-    "MODEL.ROI_BOX_HEAD.TRAIN_ON_PRED_BOXES": (False,),
+    "MODEL.ROI_BOX_HEAD.TRAIN_ON_PRED_BOXES": (True, False),
     "MODEL.ROI_BOX_HEAD.USE_FED_LOSS": (False,),
     "MODEL.ROI_BOX_HEAD.USE_SIGMOID_CE": (False,),
-    "MODEL.ROI_MASK_HEAD.NAME": ("MaskRCNNConvUpsampleHead",),
+    f"{MASK}.NAME": ("MaskRCNNConvUpsampleHead", "PointRendMaskHead", "CoarseMaskHead"),
     "MODEL.ROI_MASK_HEAD.POOLER_RESOLUTION": (14,),
     "MODEL.ROI_MASK_HEAD.CLS_AGNOSTIC_MASK": (False,),
     "SOLVER.LR_SCHEDULER_NAME": ("WarmupMultiStepLR", "WarmupCosineLR"),
@@ -129,12 +128,12 @@ FIXED: dict[str, tuple] = {
 # Fields of parts that such a model lacks, and those that change nothing here.
 IGNORED = (
     *(f"MODEL.{name}" for name in
-      ("DEVICE", "ROI_KEYPOINT_HEAD", "SEM_SEG_HEAD", "PANOPTIC_FPN", "RETINANET",
+      ("DEVICE", "SEM_SEG_HEAD", "PANOPTIC_FPN", "RETINANET",
        "ROI_HEADS.NUM_CLASSES", "RESNETS.RES2_OUT_CHANNELS", "RESNETS.DEFORM_MODULATED",
        "RESNETS.DEFORM_NUM_GROUPS", "ANCHOR_GENERATOR.ANGLES",
        "ROI_BOX_HEAD.FED_LOSS_NUM_CLASSES", "ROI_BOX_HEAD.FED_LOSS_FREQ_WEIGHT_POWER")),
     *(f"SOLVER.{name}" for name in ("NUM_DECAYS", "REFERENCE_WORLD_SIZE")),
-    *(f"TEST.{name}" for name in ("EXPECTED_RESULTS", "KEYPOINT_OKS_SIGMAS")),
+    "TEST.EXPECTED_RESULTS",
     *(f"DATASETS.{name}" for name in
       ("PROPOSAL_FILES_TRAIN", "PROPOSAL_FILES_TEST", "PRECOMPUTED_PROPOSAL_TOPK_TRAIN",
        "PRECOMPUTED_PROPOSAL_TOPK_TEST")),

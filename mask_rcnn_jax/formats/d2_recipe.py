@@ -1,4 +1,4 @@
-"""Recipes from detectron2's configs in YAML, of Mask R-CNN and Faster R-CNN with a ResNet.
+"""Recipes from detectron2's configs in YAML, of R-CNNs with a ResNet, masks and keypoints.
 
 docs/d2_config.md lists the counterpart of each field. What would change the model and has no
 counterpart is an error with its line; other fields without one are named.
@@ -8,16 +8,13 @@ import os
 from typing import Any
 
 from mask_rcnn_jax.annotations.segmentation import show
-from mask_rcnn_jax.formats.d2_fields import DEFAULTS, FIXED, IGNORED, SAME, SWITCHED
+from mask_rcnn_jax.formats.d2_fields import DEFAULTS, FIXED, IGNORED, MASK, SAME, SWITCHED
+from mask_rcnn_jax.formats.d2_heads import datasets, keypoint_head, mask_head, norm
 from mask_rcnn_jax.formats.fields import Fields
 from mask_rcnn_jax.formats.recipe_file import Translated, warmup_entries, write_translated
 from mask_rcnn_jax.formats.yaml_config import read_config
 
 BASE = "coco_detectron2"
-NORMS = {
-    **{"FrozenBN": "frozen", "BN": "batch", "SyncBN": "sync_batch", "nnSyncBN": "sync_batch"},
-    **{"naiveSyncBN": "naive_sync_batch", "GN": "group", "": "none"},
-}
 
 
 def write_recipe(config: str | os.PathLike, output: str | os.PathLike) -> list[str]:
@@ -51,8 +48,9 @@ def translate(fields: Fields) -> tuple[dict[str, Any], list[str]]:
     fields.check(FIXED)
     entries = fields.same(SAME, BASE)
     fields.ignore(IGNORED)
-    entries |= _backbone(fields) | _input(fields) | _anchors(fields) | _heads(fields)
-    entries |= _data(fields, notes) | _solver(fields, notes)
+    entries |= _backbone(fields) | _input(fields) | _anchors(fields) | _heads(fields, notes)
+    entries |= _data(fields) | _solver(fields, notes) | mask_head(fields, BASE)
+    entries |= keypoint_head(fields, notes) | datasets(fields, notes)
     if weights := fields.get("MODEL.WEIGHTS"):
         text = str(weights)
         text = (
@@ -71,21 +69,13 @@ def translate(fields: Fields) -> tuple[dict[str, Any], list[str]]:
     return entries, notes
 
 
-def _norm(fields: Fields, name: str, default: str) -> str:
-    kind = fields.get(name, default)
-    if not isinstance(kind, str) or kind not in NORMS:
-        raise fields.fault(name, f"one of {list(NORMS)}")
-    return NORMS[kind]
-
-
 def _backbone(fields: Fields) -> dict[str, Any]:
     norms = {
-        "backbone": _norm(fields, "MODEL.RESNETS.NORM", "FrozenBN"),
-        "fpn": _norm(fields, "MODEL.FPN.NORM", ""),
-        "box_head": _norm(fields, "MODEL.ROI_BOX_HEAD.NORM", ""),
-        "mask_head": _norm(fields, "MODEL.ROI_MASK_HEAD.NORM", ""),
+        "backbone": norm(fields, "MODEL.RESNETS.NORM", "FrozenBN"),
+        "fpn": norm(fields, "MODEL.FPN.NORM", ""),
+        "box_head": norm(fields, "MODEL.ROI_BOX_HEAD.NORM", ""),
     }
-    entries: dict[str, Any] = {f"model.{part}.norm": norm for part, norm in norms.items()}
+    entries: dict[str, Any] = {f"model.{part}.norm": kind for part, kind in norms.items()}
     in_1x1 = fields.get("MODEL.RESNETS.STRIDE_IN_1X1", True)
     entries["model.backbone.stride_in"] = "1x1" if in_1x1 else "3x3"
     decay = fields.values.get("SOLVER.WEIGHT_DECAY", 1e-4)
@@ -139,7 +129,7 @@ def _anchors(fields: Fields) -> dict[str, Any]:
     return {"model.anchors.sizes": first, "model.anchors.aspect_ratios": shapes}
 
 
-def _heads(fields: Fields) -> dict[str, Any]:
+def _heads(fields: Fields, notes: list[str]) -> dict[str, Any]:
     entries: dict[str, Any] = {}
     low, high = 0.3, 0.7
     if "MODEL.RPN.IOU_THRESHOLDS" in fields.values:
@@ -159,15 +149,21 @@ def _heads(fields: Fields) -> dict[str, Any]:
     entries["model.rpn.num_convs"] = len(dims)
     width = fields.values.get("MODEL.FPN.OUT_CHANNELS", 256) if dims[0] == -1 else dims[0]
     entries["model.rpn.channels"] = width
+    tasks = ["KEYPOINT"] if fields.get("MODEL.KEYPOINT_ON") else []
+    is_pointrend = fields.get(f"{MASK}.NAME") in ("PointRendMaskHead", "CoarseMaskHead")
+    if not is_pointrend or not fields.get("MODEL.MASK_ON"):
+        tasks.append("MASK")
     for name, default in (("POOLER_SAMPLING_RATIO", 0), ("POOLER_TYPE", "ROIAlignV2")):
-        box, mask = (f"MODEL.ROI_{kind}_HEAD.{name}" for kind in ("BOX", "MASK"))
-        value = fields.get(box, default)
-        if fields.get(mask, value) != value:
-            raise fields.fault(mask, f"{value!r}, as of ROI_BOX_HEAD")
+        value = fields.get(f"MODEL.ROI_BOX_HEAD.{name}", default)
+        for task in tasks:
+            other = f"MODEL.ROI_{task}_HEAD.{name}"
+            if fields.get(other, value) != value:
+                raise fields.fault(other, f"{value!r}, as of ROI_BOX_HEAD")
         if name == "POOLER_TYPE":
             entries["model.roi_align.aligned"] = value == "ROIAlignV2"
-    if not fields.get("MODEL.MASK_ON"):
-        entries["model.mask_head.name"] = "none"
+    name = "MODEL.ROI_BOX_HEAD.TRAIN_ON_PRED_BOXES"
+    if fields.get(name, False):
+        notes.append(f"{name} = True: masks and keypoints learn on proposals")
     return entries | _coder_and_cascade(fields, threshold)
 
 
@@ -197,7 +193,7 @@ def _coder_and_cascade(fields: Fields, threshold: float) -> dict[str, Any]:
     return entries
 
 
-def _data(fields: Fields, notes: list[str]) -> dict[str, Any]:
+def _data(fields: Fields) -> dict[str, Any]:
     filters = fields.get("DATALOADER.FILTER_EMPTY_ANNOTATIONS", True)
     entries: dict[str, Any] = {"data.keep_empty": not filters}
     sides = fields.values["INPUT.MIN_SIZE_TRAIN"]
@@ -222,17 +218,6 @@ def _data(fields: Fields, notes: list[str]) -> dict[str, Any]:
         repeats = float(fields.number("DATALOADER.REPEAT_THRESHOLD", 0.0))
         entries["data.repeat_threshold"] = repeats
     fields.get("DATALOADER.REPEAT_THRESHOLD")
-    for name, default, side in (
-        ("TRAIN", "coco_2017_train", "train"),
-        ("TEST", "coco_2017_val", "val"),
-    ):
-        names = fields.get(f"DATASETS.{name}", ())
-        names = tuple(names) if isinstance(names, list | tuple) else (names,)
-        if "lvis" in str(names):
-            entries["eval.protocol"] = "lvis"
-        if names != (default,):
-            advice = f"set data.{side}_json and data.{side}_images"
-            notes.append(f"DATASETS.{name} = {show(names)}: {advice}")
     return entries
 
 

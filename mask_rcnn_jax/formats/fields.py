@@ -1,6 +1,7 @@
 """Fields of another system's config, by dotted names, and which of them have been read."""
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 from mask_rcnn_jax.annotations.segmentation import show
@@ -90,7 +91,7 @@ class Fields:
 
         Raises ValueError for one of another kind than the entry's in `recipe`.
         """
-        entries, found = flatten(load_own(recipe).to_dict()), {}
+        entries, found = entries_of(recipe), {}
         for name, entry in names.items():
             if name not in self.values:
                 continue
@@ -101,6 +102,12 @@ class Fields:
                 raise self.fault(name, KINDS[kind])
             found[entry] = value
         return found
+
+
+@cache
+def entries_of(recipe: str) -> dict[str, Any]:
+    """The entries of a recipe of this package by their dotted names."""
+    return flatten(load_own(recipe).to_dict())
 
 
 def _equal(value: Any, other: Any) -> bool:

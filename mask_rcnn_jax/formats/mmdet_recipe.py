@@ -1,4 +1,4 @@
-"""Recipes from configs of mmdetection 3's Mask R-CNN and Faster R-CNN.
+"""Recipes from configs of mmdetection's Mask R-CNN, Faster R-CNN, Cascade R-CNN and PointRend.
 
 docs/mmdet_config.md lists the counterpart of each field. What would change the model and has no
 counterpart is an error with its line; other fields without one are named.
@@ -9,12 +9,11 @@ from typing import Any
 
 from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.formats.fields import Fields, Place
+from mask_rcnn_jax.formats.mmdet_backbones import backbone, decay
 from mask_rcnn_jax.formats.mmdet_fields import (
     BOX,
     FIXED,
-    HEADS,
     IGNORED,
-    MASK,
     PROPOSALS,
     RCNN_TEST,
     RCNN_TRAIN,
@@ -23,12 +22,14 @@ from mask_rcnn_jax.formats.mmdet_fields import (
     RPN_TRAIN,
     SAME,
 )
+from mask_rcnn_jax.formats.mmdet_heads import heads, unstack
+from mask_rcnn_jax.formats.mmdet_old import SILENT, upgraded
 from mask_rcnn_jax.formats.mmdet_training import data, schedule
 from mask_rcnn_jax.formats.python_config import Block, read_config
 from mask_rcnn_jax.formats.recipe_file import Translated, write_translated
 
 BASE = "coco_mmdet"
-NORMS = {"SyncBN": "sync_batch", "GN": "group"}
+IOU_LOSSES = ("IoULoss", "GIoULoss", "DIoULoss", "CIoULoss")
 
 
 def write_recipe(
@@ -44,7 +45,7 @@ def write_recipe(
     if text is None and os.fspath(config).endswith((".yaml", ".yml")):
         other = "`prepare d2_config` reads those of detectron2"
         raise ValueError(f"{config}: expected a config of mmdetection in Python; {other}")
-    fields = flat(os.fspath(config), read_config(config, text))
+    fields = flat(os.fspath(config), upgraded(read_config(config, text)))
     entries, notes = translate(fields, gpus)
     translated = Translated("a config of mmdetection", "mmdet_config", BASE, entries, notes)
     write_translated(translated, config, output)
@@ -60,7 +61,7 @@ def flat(path: str, config: Block) -> Fields:
         if isinstance(value, Block) and (value or not name):
             for key, one in value.items():
                 add(f"{name}.{key}" if name else str(key), one, value.places.get(key, place))
-        elif isinstance(value, list | tuple) and any(isinstance(one, Block) for one in value):
+        elif isinstance(value, list | tuple) and any(map(_has_fields, value)):
             for index, one in enumerate(value):
                 add(f"{name}.{index}", one, place)
         else:
@@ -70,71 +71,36 @@ def flat(path: str, config: Block) -> Fields:
     return Fields(path, values, places)
 
 
+def _has_fields(value: Any) -> bool:
+    """Whether a value is a dict, or a list with one."""
+    is_list = isinstance(value, list | tuple)
+    return isinstance(value, Block) or (is_list and any(map(_has_fields, value)))
+
+
 def translate(fields: Fields, gpus: int) -> tuple[dict[str, Any], list[str]]:
     """The entries of a recipe for a config, and a line for each field without a counterpart."""
     if "model.type" not in fields.values:
         expected = "expected a config of mmdetection 3 with model = dict(type='MaskRCNN', ..)"
         raise ValueError(f"{fields.path} has no model.type, {expected}")
+    if str(fields.values["model.type"]).endswith("PoseEstimator"):
+        text = "a detector: configs of mmpose are not read, `coco_keypoints` is Keypoint R-CNN"
+        raise fields.fault("model.type", text)
     notes: list[str] = []
+    stages = unstack(fields)
     fields.check(FIXED)
     entries = fields.same(SAME, BASE)
-    fields.ignore(IGNORED)
-    entries |= _backbone(fields, notes) | _input(fields) | _anchors(fields) | _heads(fields)
-    entries |= _losses(fields) | _proposals(fields, notes)
+    fields.ignore((*IGNORED, *SILENT))
+    entries |= backbone(fields, BASE, notes) | _input(fields) | _anchors(fields)
+    entries |= heads(fields, stages, notes) | _losses(fields, bool(stages), notes)
+    entries |= _proposals(fields, notes)
     entries |= data(fields, gpus, notes)
-    entries |= schedule(fields, gpus, notes)
+    entries |= schedule(fields, gpus, notes) | decay(fields, entries)
     for name in fields.unread:
         if name.startswith("model."):
             raise fields.fault(name, "no such field: it has no counterpart here")
         if name.partition(".")[0] in READ:
             notes.append(f"{name} = {show(fields.values[name])}")
     return entries, notes
-
-
-def _backbone(fields: Fields, notes: list[str]) -> dict[str, Any]:
-    entries: dict[str, Any] = {}
-    style = fields.get("model.backbone.style", "pytorch")
-    if style not in ("pytorch", "caffe"):
-        raise fields.fault("model.backbone.style", "'pytorch' or 'caffe'")
-    entries["model.backbone.stride_in"] = "3x3" if style == "pytorch" else "1x1"
-    frozen = fields.get("model.backbone.frozen_stages", -1)
-    if type(frozen) is not int or not -1 <= frozen <= 4:
-        raise fields.fault("model.backbone.frozen_stages", "-1 to 4")
-    entries["model.backbone.frozen_stages"] = frozen + 1  # ours counts the stem
-    kind = fields.get("model.backbone.norm_cfg.type", "BN")
-    learns = fields.get("model.backbone.norm_cfg.requires_grad", True)
-    is_still = fields.get("model.backbone.norm_eval", True)
-    groups = fields.get("model.backbone.norm_cfg.num_groups", 32)
-    if kind not in ("BN", *NORMS) or (kind == "GN" and groups != 32):
-        raise fields.fault("model.backbone.norm_cfg.type", "'BN', 'SyncBN' or 'GN' of 32 groups")
-    norm = "group" if kind == "GN" else NORMS.get(kind, "batch")
-    if kind != "GN" and is_still:
-        norm = "affine" if learns else "frozen"
-    elif not learns:
-        raise fields.fault("model.backbone.norm_cfg.requires_grad", "True without norm_eval")
-    entries["model.backbone.norm"] = norm
-    if "model.backbone.norm_cfg.eps" in fields.values:
-        entries["model.backbone.norm_eps"] = fields.positive("model.backbone.norm_cfg.eps")
-    for name in ("pretrained", "model.pretrained", "model.backbone.init_cfg.checkpoint"):
-        if checkpoint := fields.get(name):
-            entries |= start(name, checkpoint, notes)
-    fields.ignore(["model.backbone.init_cfg"])
-    if checkpoint := fields.get("load_from"):
-        entries |= start("load_from", checkpoint, notes)
-    return entries
-
-
-def start(name: str, checkpoint: Any, notes: list[str]) -> dict[str, Any]:
-    """`model.init_from` for a checkpoint, or a note where it has no counterpart."""
-    text = str(checkpoint)
-    known, _, weights = text.partition("://")
-    if known == "torchvision" and weights in ("resnet18", "resnet34", "resnet50", "resnet101"):
-        return {"model.init_from": weights}
-    if "://" in text:
-        advice = "fetch it, or what docs/recipes.md has, and set model.init_from"
-        notes.append(f"{name}: {show(text, 300)}; {advice}")
-        return {}
-    return {"model.init_from": text}
 
 
 def _input(fields: Fields) -> dict[str, Any]:
@@ -167,36 +133,18 @@ def _anchors(fields: Fields) -> dict[str, Any]:
     return {"model.anchors.sizes": sizes, "model.anchors.aspect_ratios": shapes}
 
 
-def _heads(fields: Fields) -> dict[str, Any]:
-    kind = fields.get(f"{BOX}.type")
-    entries: dict[str, Any] = {f"model.box_head.{k}": v for k, v in HEADS.get(kind, {}).items()}
-    stds = fields.numbers(f"{BOX}.bbox_coder.target_stds", "four numbers above 0", 4)
-    if min(stds) <= 0:
-        raise fields.fault(f"{BOX}.bbox_coder.target_stds", "four numbers above 0")
-    entries["model.box_coder.weights"] = tuple(round(1 / std, 12) for std in stds)
-    align = "model.roi_head.bbox_roi_extractor.roi_layer"
-    for key, entry, default in (
-        ("sampling_ratio", "sampling_ratio", 0),
-        ("aligned", "aligned", True),
-    ):
-        value = fields.get(f"{align}.{key}", default)
-        other = f"{align.replace('bbox_roi', 'mask_roi')}.{key}"
-        if fields.get(other, value) != value:
-            raise fields.fault(other, f"{value!r}, as of the box head")
-        entries[f"model.roi_align.{entry}"] = value
-    if fields.values["model.type"] == "FasterRCNN":
-        if fields.named(MASK):
-            raise fields.fault("model.type", "'MaskRCNN' with a mask_head")
-        entries["model.mask_head.name"] = "none"
-    elif not fields.named(MASK):
-        raise fields.fault("model.type", "'FasterRCNN' without a mask_head")
-    return entries
-
-
-def _losses(fields: Fields) -> dict[str, Any]:
-    entries = {}
+def _losses(fields: Fields, is_cascade: bool, notes: list[str]) -> dict[str, Any]:
+    entries: dict[str, Any] = {}
     for name, entry in (("model.rpn_head", "rpn_box_beta"), (BOX, "box_beta")):
         kind = fields.get(f"{name}.loss_bbox.type", "L1Loss")
+        is_of_boxes = is_cascade and name == BOX and kind in IOU_LOSSES
+        fields.check({f"{name}.reg_decoded_bbox": (is_of_boxes,)})
+        if is_of_boxes:
+            text = "an L1 loss of deltas; detections are the same"
+            notes.append(f"{name}.loss_bbox.type = {show(kind)}: {text}")
+            fields.ignore([f"{name}.loss_bbox"])
+            entries |= {"loss.box_reg_weight": 1.0, "loss.box_beta": 0.0}
+            continue
         if kind not in ("L1Loss", "SmoothL1Loss"):
             raise fields.fault(f"{name}.loss_bbox.type", "'L1Loss' or 'SmoothL1Loss'")
         beta = float(fields.number(f"{name}.loss_bbox.beta", 1.0))

@@ -33,7 +33,7 @@ IGNORED = (
        "prefetch_factor", "num_workers")),
     *(f"val_dataloader.dataset.{name}" for name in
       ("test_mode", "backend_args", "file_client_args", "metainfo", "filter_cfg", "indices")),
-    *("train_cfg.val_begin", "train_cfg.dynamic_intervals", "optim_wrapper.constructor"),
+    *("train_cfg.val_begin", "train_cfg.dynamic_intervals"),
 )  # fmt: skip
 SILENT = ("LoadImageFromFile", "PackDetInputs", "FilterAnnotations", "Pad", "LoadImageFromNDArray")
 COCO_IMAGES = 117_266  # of train2017, with objects
@@ -112,6 +112,8 @@ def _pipeline(fields: Fields, name: str, notes: list[str]) -> dict[str, Any]:
             entries["data.flip_probability"] = float(fields.number(f"{step}.prob"))
         elif kind in ("Resize", "RandomChoiceResize", "RandomResize"):
             entries |= _resize(fields, step, kind)
+        elif kind == "RandomChoice":
+            entries |= _choice(fields, step, notes)
         elif kind == "RandomCrop" and "data.augment" in entries:
             size = _side_pair(fields.get(f"{step}.crop_size"))
             if fields.get(f"{step}.crop_type", "absolute") not in ("absolute", "absolute_range"):
@@ -126,6 +128,23 @@ def _pipeline(fields: Fields, name: str, notes: list[str]) -> dict[str, Any]:
     if entries.get("data.augment") == ("scale_jitter",):
         raise fields.fault(f"{name}.0.type", "RandomCrop behind RandomResize with a ratio_range")
     return entries
+
+
+def _choice(fields: Fields, step: str, notes: list[str]) -> dict[str, Any]:
+    """The entries of a choice among lists of transforms: of the first one that only resizes."""
+    lists: dict[str, list[str]] = {}
+    for name in fields.named(f"{step}.transforms"):
+        place, _, key = name.rpartition(".")
+        if key == "type":
+            lists.setdefault(place.rpartition(".")[0], []).append(place)
+    for steps in lists.values():
+        kind = fields.get(f"{steps[0]}.type")
+        if len(steps) == 1 and kind in ("Resize", "RandomChoiceResize"):
+            if len(lists) > 1:
+                text = f"one list of {len(lists)}, the one that only resizes, is for all images"
+                notes.append(f"{step}.type = 'RandomChoice': {text}")
+            return _resize(fields, steps[0], kind)
+    raise fields.fault(f"{step}.type", "lists of transforms, of which one only resizes")
 
 
 def _resize(fields: Fields, step: str, kind: str) -> dict[str, Any]:
@@ -206,8 +225,6 @@ def schedule(fields: Fields, gpus: int, notes: list[str]) -> dict[str, Any]:
         entries["optim.betas"] = tuple(map(float, betas))
     if "optim_wrapper.clip_grad.max_norm" in fields.values:
         entries["optim.clip_norm"] = float(fields.number("optim_wrapper.clip_grad.max_norm"))
-    if fields.get("optim_wrapper.paramwise_cfg.norm_decay_mult", 1) == 0:
-        entries["optim.decay_on"] = ("kernel", "kernel_bias")
     return entries | _length(fields, gpus, notes)
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.formats.fields import entries_of
+from mask_rcnn_jax.models.build import BUILDERS
 
 
 class Translated(NamedTuple):
@@ -67,12 +69,27 @@ def _text(translated: Translated) -> str:
         sections.setdefault(section, {})[key] = value
     base, _, variant = translated.base.partition(":")
     argument = repr(variant) if variant else ""
+    other = [section for section in sections if _is_other(section, sections[section], translated)]
     lines = [f'"""Recipe of {translated.title}, written by `prepare {translated.action}`."""', ""]
     lines += ["from ml_collections import ConfigDict", ""]
-    lines += [f"from mask_rcnn_jax.configs import {base}", ""]
-    lines += [f"# Without counterpart: {ascii(note)[1:-1]}" for note in translated.notes]
+    lines += [f"from mask_rcnn_jax.configs import {base}"]
+    lines += ["from mask_rcnn_jax.models.build import named_section"] if other else []
+    lines += ["", *(f"# Without counterpart: {ascii(note)[1:-1]}" for note in translated.notes)]
     lines += ["", "def get_config() -> ConfigDict:", f"    config = {base}.get_config({argument})"]
     for section, values in sections.items():
         arguments = "".join(f"        {key}={value!a},\n" for key, value in values.items())
-        lines.append(f"    config.{section}.update(\n{arguments}    )")
+        call = f"config.{section}.update(\n"
+        if section in other:
+            name = section.removeprefix("model.")
+            call = f"config.{section} = named_section(\n        {name!r},\n"
+        lines.append(f"    {call}{arguments}    )")
     return "\n".join([*lines, "    return config", ""])
+
+
+def _is_other(section: str, values: Mapping[str, Any], translated: Translated) -> bool:
+    """Whether a section is of another part than in the base, whose entries it does not have."""
+    name = section.removeprefix("model.")
+    if name not in BUILDERS or values.get("name", "none") == "none":
+        return False
+    builders, old = BUILDERS[name], entries_of(translated.base)[f"{section}.name"]
+    return builders[values["name"]] is not builders[old]

@@ -5,8 +5,9 @@ import re
 import pytest
 
 from mask_rcnn_jax.config import flatten, load_config
-from mask_rcnn_jax.formats import d2_fields
+from mask_rcnn_jax.formats import d2_fields, d2_heads
 from mask_rcnn_jax.formats.d2_recipe import write_recipe
+from mask_rcnn_jax.models.build import build_model
 from tests.commands.command import ROOT, error_line, run_inside
 
 BASE = """\
@@ -56,6 +57,30 @@ EXT = """\
   PIXEL_STD: [57.375, 57.120, 58.395]
   RESNETS: {STRIDE_IN_1X1: False, NUM_GROUPS: 32, WIDTH_PER_GROUP: 8, DEPTH: 101}
 """
+POINTREND = """\
+  ROI_BOX_HEAD: {TRAIN_ON_PRED_BOXES: True}
+  ROI_MASK_HEAD:
+    NAME: PointRendMaskHead
+    POOLER_TYPE: ""
+    FC_DIM: 1024
+    NUM_FC: 2
+    OUTPUT_SIDE_RESOLUTION: 7
+    IN_FEATURES: [p2]
+    POINT_HEAD_ON: True
+  POINT_HEAD: {FC_DIM: 256, NUM_FC: 3, IN_FEATURES: [p2]}
+INPUT: {MASK_FORMAT: bitmask}
+"""
+KEYPOINTS = """\
+MODEL:
+  KEYPOINT_ON: True
+  ROI_HEADS: {NUM_CLASSES: 1}
+  ROI_BOX_HEAD: {SMOOTH_L1_BETA: 0.5}
+  RPN: {POST_NMS_TOPK_TRAIN: 1500}
+DATASETS:
+  TRAIN: ("keypoints_coco_2017_train",)
+  TEST: ("keypoints_coco_2017_val",)
+"""
+OF_SETS = {"data.num_workers", "model.num_classes", "optim.decay_on"}
 
 
 def write(folder, text):
@@ -92,9 +117,48 @@ def test_configs_of_the_zoo_are_the_recipes(text, variant, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "text, recipe, noted",
+    [
+        (KEYPOINTS, "coco_keypoints:detectron2", []),
+        (KEYPOINTS + LONG, "coco_keypoints:detectron2_3x", []),
+        (MASKS + POINTREND, "coco_detectron2:pointrend_1x", ["MODEL.ROI_BOX_HEAD.TRAIN_ON"]),
+        (MASKS + EXT + POINTREND + LONG, "coco_detectron2:pointrend_x101",
+         ["MODEL.ROI_BOX_HEAD.TRAIN_ON"]),
+    ],
+)  # fmt: skip
+def test_configs_with_other_heads_are_the_recipes(text, recipe, noted, tmp_path):
+    found, notes = recipe_of(tmp_path, text)
+    expected = flatten(load_config(recipe).to_dict())
+    assert {name for name in found if found[name] != expected[name]} <= OF_SETS
+    assert [note[: len(start)] for note, start in zip(notes, noted, strict=True)] == noted
+    build_model(load_config(tmp_path / "recipe.py", {"model.num_classes": 1}).model)
+
+
+def test_keypoints_of_one_s_own_are_named(tmp_path):
+    found, notes = recipe_of(
+        tmp_path,
+        "MODEL:\n  KEYPOINT_ON: True\n  ROI_KEYPOINT_HEAD: {NUM_KEYPOINTS: 3,\n"
+        "    CONV_DIMS: [64, 64], NORMALIZE_LOSS_BY_VISIBLE_KEYPOINTS: False, LOSS_WEIGHT: 4.0}\n"
+        "TEST: {KEYPOINT_OKS_SIGMAS: [0.1, 0.2, 0.3]}\n",
+    )
+    assert found["model.keypoint_head.num_keypoints"] == len(found["data.keypoints"]) == 3
+    assert found["model.keypoint_head.channels"] == 64
+    assert found["model.keypoint_head.num_convs"] == 2
+    assert found["loss.keypoint_weight"] == 4.0 and found["loss.keypoint_average"] == "budget"
+    assert found["eval.keypoint_sigmas"] == (0.1, 0.2, 0.3)
+    assert "NUM_KEYPOINTS = 3: set data.keypoints, their names" in notes[0]
+
+
+@pytest.mark.parametrize(
     "text, entries",
     [
         ("MODEL: {MASK_ON: False}", {"model.mask_head.name": "none"}),
+        (
+            MASKS + POINTREND.replace("PointRendMaskHead", "CoarseMaskHead").replace(
+                "POINT_HEAD: {", "ROI_HEADS: {NAME: PointRendROIHeads}\n"
+                "  POINT_HEAD: {SUBDIVISION_STEPS: 3, "),
+            {"model.mask_head.name": "pointrend", "model.mask_head.subdivisions": 3},
+        ),
         (
             MASKS + "  WEIGHTS: detectron2://ImageNetPretrained/MSRA/R-50.pkl",
             {"model.init_from": "detectron2_msra_r50"},
@@ -167,6 +231,22 @@ def test_a_field_sets_its_entry(text, entries, tmp_path):
         ),
         ("MODEL: {MASK_ON: 2020-13-45}", 2, "the value cannot be read ('month must be"),
         ("MODEL:\n  META_ARCHITECTURE: PanopticFPN", 3, "META_ARCHITECTURE is 'PanopticFPN', exp"),
+        ("MODEL:\n  KEYPOINT_ON: True\n  ROI_KEYPOINT_HEAD: {NUM_KEYPOINTS: 0}", 4,
+         "NUM_KEYPOINTS is 0, expected 1 to 1000"),
+        ("MODEL:\n  KEYPOINT_ON: True\n  ROI_KEYPOINT_HEAD: {CONV_DIMS: [1, 2]}", 4,
+         "CONV_DIMS is [1, 2], expected a list of equal numbers"),
+        ("MODEL:\n  KEYPOINT_ON: True\n  ROI_KEYPOINT_HEAD: {POOLER_SAMPLING_RATIO: 2}", 4,
+         "POOLER_SAMPLING_RATIO is 2, expected 0, as of ROI_BOX_HEAD"),
+        ("MODEL:\n  KEYPOINT_ON: True\nTEST: {KEYPOINT_OKS_SIGMAS: [1]}", 4,
+         "KEYPOINT_OKS_SIGMAS is [1], expected 17 numbers"),
+        (MASKS + "  ROI_MASK_HEAD: {NAME: ImplicitPointRendMaskHead}", 4,
+         "NAME is 'ImplicitPointRendMaskHead', expected 'MaskRCNNConvUpsampleHead' or 'PointRend"),
+        (MASKS + POINTREND.replace("IN_FEATURES: [p2]", "IN_FEATURES: [p3]", 1), 11,
+         "IN_FEATURES is ['p3'], expected ('p2',)"),
+        (MASKS + POINTREND.replace("bitmask", "polygon"), 14,
+         "MASK_FORMAT is 'polygon', expected 'bitmask' for PointRend"),
+        ("MODEL: {BACKBONE: {NAME: build_trident_resnet_backbone}}", 2,
+         "NAME is 'build_trident_resnet_backbone', expected 'build_resnet_fpn_backbone'"),
         ("MODEL: {RESNETS: {DEPTH: fifty}}", 2, "DEPTH is 'fifty', expected a whole number"),
         (f"SOLVER: {{MOMENTUM: {'9' * 400}}}", 2, "expected a number"),
         ("MODEL: {RESNETS: {NORM: IN}}", 2, "MODEL.RESNETS.NORM is 'IN', expected one of"),
@@ -180,7 +260,7 @@ def test_a_field_sets_its_entry(text, entries, tmp_path):
         ("SOLVER: {MAX_ITER: 0}", 2, "MAX_ITER is 0, expected a number above 0"),
         ("MODEL: {ANCHOR_GENERATOR: {SIZES: [[1, 2], [2, 5]]}}", 2, "SIZES is [[1, 2], [2, 5]]"),
     ],
-)
+)  # fmt: skip
 def test_a_fault_is_one_line_with_its_place(text, line, words, tmp_path):
     path = write(tmp_path, text)
     with pytest.raises(ValueError) as error:
@@ -230,7 +310,9 @@ def test_what_has_no_counterpart_is_named(tmp_path):
 
 def test_every_field_has_a_row_in_the_documentation():
     page = (ROOT / "docs" / "d2_config.md").read_text()
-    missing = {n for n in d2_fields.SAME if f"{n.rpartition('.')[2]}`" not in page}
+    names = {*d2_fields.SAME, *d2_heads.SAME_MASK, *d2_heads.SAME_POINTREND}
+    names |= {*d2_heads.SAME_KEYPOINTS}
+    missing = {n for n in names if f"{n.rpartition('.')[2]}`" not in page}
     assert not missing
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.config import flatten, load_config
-from mask_rcnn_jax.formats import mmdet_fields, mmdet_training
+from mask_rcnn_jax.formats import mmdet_backbones, mmdet_fields, mmdet_training
 from mask_rcnn_jax.formats.mmdet_recipe import write_recipe
 from mask_rcnn_jax.formats.python_config import read_config
 from tests.commands.command import ROOT, error_line, run_inside
@@ -265,9 +265,10 @@ def test_a_field_sets_its_entry(text, entries, tmp_path):
         ("a = 'b/{{ _base_.size }}'", 2, "'b/{{ _base_.size }}': expected it without quotes"),
         ("a = {{_base_.nothing}}", 2, "_base_.nothing is not there"),
         ("with read_base():\n    from .a import *", 2, "mmengine's newer style"),
-        ("\nmodel = dict(backbone=dict(type='SwinTransformer'))", 3,
-         "model.backbone.type is 'SwinTransformer', expected 'ResNet' or 'ResNeXt'"),
-        ("model = dict(type='CascadeRCNN')", 2, "model.type is 'CascadeRCNN', expected 'MaskRCNN'"),
+        ("\nmodel = dict(backbone=dict(type='HRNet'))", 3,
+         "model.backbone.type is 'HRNet', expected 'ResNet' or 'ResNeXt' or 'SwinTransformer'"),
+        ("model = dict(type='GridRCNN')", 2, "model.type is 'GridRCNN', expected 'MaskRCNN'"),
+        ("model = dict(type='TopdownPoseEstimator')", 2, "a detector: configs of mmpose are not"),
         ("model = dict(neck=dict(norm_cfg=dict(type='GN')))", 2,
          "model.neck.norm_cfg.type is 'GN', expected no such field"),
         ("model = dict(backbone=dict(depth='50'))", 2, "depth is '50', expected a whole number"),
@@ -381,7 +382,9 @@ def test_dicts_are_merged_as_mmengine_does(tmp_path):
 
 def test_every_field_has_a_row_in_the_documentation():
     page = (ROOT / "docs" / "mmdet_config.md").read_text()
-    names = {*mmdet_fields.SAME, *mmdet_training.SAME}
+    names = {*mmdet_fields.SAME, *mmdet_training.SAME, *mmdet_backbones.SAME}
+    names |= {*mmdet_backbones.SAME_SWIN, *mmdet_backbones.SAME_CONVNEXT}
+    names |= {name for same, _ in mmdet_fields.MASKS.values() for name in same}
     missing = {n for n in names if f"{n.rpartition('.')[2]}`" not in page}
     assert not missing
 
