@@ -21,6 +21,7 @@ from jax.sharding import Mesh
 from mask_rcnn_jax.benchmarking import devices, inputs
 from mask_rcnn_jax.models.build import init_variables
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.models.task_heads import run_head
 from mask_rcnn_jax.ops.extent import ValidExtent, valid_extent
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch
@@ -133,7 +134,7 @@ def _task_head(run: Callable, task: str, *rows: Any, **training: Any) -> Callabl
     """Return a function of params, RoI features and classes; the others as of `run_head`."""
 
     def head(model: MaskRCNN, pooled: jax.Array, classes: jax.Array) -> Any:
-        return model.run_head(task, pooled, classes, *rows, **training)
+        return run_head(model, task, pooled, classes, *rows, **training)
 
     return partial(run, method=head)
 

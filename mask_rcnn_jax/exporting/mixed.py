@@ -14,6 +14,7 @@ from mask_rcnn_jax.evaluation.coco import at_limit
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.precision import in_precision
 from mask_rcnn_jax.models.quantization import fake_quantize
+from mask_rcnn_jax.models.task_heads import run_head
 from mask_rcnn_jax.structures import Detections
 
 LIMITED_AP = ("AP", "mask_AP", "keypoints_AP")
@@ -91,7 +92,7 @@ def _raw_outputs(
     for task in model.tasks:
         pooled = model.pool(pyramid, found.boxes, model.roi_size(task.name), extent)
         given = task.name, pooled, found.classes, pyramid, found.boxes
-        outputs.append(model.run_head(*given))
+        outputs.append(run_head(model, *given))
     rows = [jnp.where(jnp.expand_dims(found.valid, range(2, x.ndim)), x, 0) for x in outputs[2:]]
     return outputs[:2] + rows
 

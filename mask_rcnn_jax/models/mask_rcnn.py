@@ -25,17 +25,14 @@ from mask_rcnn_jax.models.protocols import (
 )
 from mask_rcnn_jax.models.rpn import RPN
 from mask_rcnn_jax.models.sampling import MaskRoIs, RoISampling, SampledRoIs
-from mask_rcnn_jax.models.tasks import Task, TaskOutputs
+from mask_rcnn_jax.models.task_heads import results, train_tasks
+from mask_rcnn_jax.models.tasks import Task
 from mask_rcnn_jax.ops.anchors import AnchorGrid, Anchors
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.classifier import SOFTMAX, Classifier
-from mask_rcnn_jax.ops.extent import STRIDES, ValidExtent
-from mask_rcnn_jax.ops.points import in_image, sample_map
+from mask_rcnn_jax.ops.extent import ValidExtent
 from mask_rcnn_jax.ops.roi_align import RoIAlign, roi_align
 from mask_rcnn_jax.structures import Batch, Detections, Proposals
-
-# Of an image, in prediction: the mask head's largest maps of one take 0.8 MB each in float32.
-MASKS_AT_ONCE = 256
 
 
 class MaskRCNN(nn.Module):
@@ -74,7 +71,7 @@ class MaskRCNN(nn.Module):
         self.box_outputs(pyramid, proposals, image_sizes, extent)
         for task in self.tasks:
             classes = jnp.zeros((len(images), 1), jnp.int32)
-            self.results(task.name, pyramid, boxes, classes, extent)
+            results(self, task.name, pyramid, boxes, classes, extent)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -154,7 +151,7 @@ class MaskRCNN(nn.Module):
             class_logits=first.class_logits,
             box_deltas=first.box_deltas,
             task_rois=task_rois,
-            tasks=self.train_tasks(pyramid, task_rois, batch, extent, keys, train=train),
+            tasks=train_tasks(self, pyramid, task_rois, batch, extent, keys, train=train),
             dropped_masks=dropped,
             stages=stages,
             drawn_classes=tuple(drawn),
@@ -176,12 +173,12 @@ class MaskRCNN(nn.Module):
         options["classifier"] = self.classifier
         selected = detect(logits, deltas, proposals, image_sizes, **options)
         boxes, scores, classes, valid = selected
-        results: dict[str, Any] = {"masks": None}
+        found: dict[str, Any] = {"masks": None}
         for task in self.tasks:
-            found = self.results(task.name, pyramid, boxes, classes, extent)
-            rows = jnp.expand_dims(valid, range(2, found.ndim))
-            results[task.result] = jnp.where(rows, found, 0.0)
-        return Detections(boxes=boxes, scores=scores, classes=classes, valid=valid, **results)
+            each = results(self, task.name, pyramid, boxes, classes, extent)
+            rows = jnp.expand_dims(valid, range(2, each.ndim))
+            found[task.result] = jnp.where(rows, each, 0.0)
+        return Detections(boxes=boxes, scores=scores, classes=classes, valid=valid, **found)
 
     @in_precision
     def predict_masks(
@@ -189,7 +186,7 @@ class MaskRCNN(nn.Module):
     ) -> jax.Array:
         """Compute the masks [B, D, M, M], in 0..1, of given boxes [B, D, 4] and classes [B, D]."""
         pyramid, extent = self.pyramid(images, image_sizes, train=False)
-        return self.results("mask", pyramid, boxes, classes, extent)
+        return results(self, "mask", pyramid, boxes, classes, extent)
 
     def pyramid(
         self,
@@ -264,92 +261,6 @@ class MaskRCNN(nn.Module):
         return self.cascade.predict_stages(
             logits, deltas, proposals, image_sizes, run, self.box_coder, self.classifier
         )
-
-    def results(
-        self,
-        task: str,
-        pyramid: list[jax.Array],
-        boxes: jax.Array,
-        classes: jax.Array,
-        extent: ValidExtent,
-    ) -> jax.Array:
-        """Return what a task finds, such as masks [B, D, M, M], for boxes and their classes."""
-        batch, count = classes.shape
-        if count <= MASKS_AT_ONCE:
-            return self.results_at_once(task, pyramid, boxes, classes, extent)
-        parts = -(-count // MASKS_AT_ONCE)
-        rows = -(-count // parts)
-
-        def split(x: jax.Array) -> jax.Array:
-            rest = [(0, 0)] * (x.ndim - 2)
-            padded = jnp.pad(x, [(0, 0), (0, parts * rows - count), *rest])
-            return jnp.moveaxis(padded.reshape(batch, parts, rows, *x.shape[2:]), 1, 0)
-
-        def part(model: MaskRCNN, carry: tuple, of_part: tuple) -> tuple[tuple, jax.Array]:
-            boxes, classes = of_part
-            return carry, model.results_at_once(task, pyramid, boxes, classes, extent)
-
-        in_turn: Any = nn.scan(part, variable_broadcast=True, split_rngs={})
-        _, found = in_turn(self, (), (split(boxes), split(classes)))
-        return jnp.moveaxis(found, 0, 1).reshape(batch, parts * rows, *found.shape[3:])[:, :count]
-
-    def results_at_once(
-        self,
-        task: str,
-        pyramid: list[jax.Array],
-        boxes: jax.Array,
-        classes: jax.Array,
-        extent: ValidExtent,
-    ) -> jax.Array:
-        """`results` of few boxes."""
-        pooled = self.pool(pyramid, boxes, self.roi_size(task), extent)
-        finish = next(one.found for one in self.tasks if one.name == task)
-        longest = STRIDES[0] * max(pyramid[0].shape[1:3])
-        return finish(self.run_head(task, pooled, classes, pyramid, boxes), boxes, longest=longest)
-
-    def run_head(
-        self,
-        task: str,
-        pooled: jax.Array,
-        classes: jax.Array,
-        pyramid: list[jax.Array],
-        boxes: jax.Array,
-        images: jax.Array | None = None,
-        **training: Any,
-    ) -> Any:
-        """Run a task's head on the RoI features of boxes [B, R, 4] with classes [B, R].
-
-        images: [1, R], those that the boxes are in, with B = 1; None: B counts images. training:
-        `keys` and `train`, which a head may take in training.
-        """
-
-        def sample(points: jax.Array) -> jax.Array:
-            return sample_map(pyramid[0], in_image(points, boxes) / STRIDES[0], images)
-
-        head = self.head(task)
-        return head(pooled, classes, **taken(head, sample=sample, **training))
-
-    def train_tasks(
-        self,
-        pyramid: list[jax.Array],
-        rois: MaskRoIs | None,
-        batch: Batch,
-        extent: ValidExtent,
-        keys: jax.Array | None,
-        *,
-        train: bool,
-    ) -> dict[str, TaskOutputs]:
-        """Run each task's head on foreground RoIs, and compute its targets."""
-        outputs = {}
-        for task in self.tasks:
-            assert rois is not None
-            pooled = self.pool_rois(pyramid, rois, extent, self.roi_size(task.name))
-            given = pooled, rois.classes[None], pyramid, rois.boxes[None], rois.images[None]
-            own_keys = rois.keys(keys, len(batch.images))[None]
-            found = self.run_head(task.name, *given, keys=own_keys, train=train)
-            logits = jax.tree.map(lambda x: x[0], found)
-            outputs[task.name] = TaskOutputs(logits, task.targets(batch, rois, logits), task)
-        return outputs
 
     def pool_rois(
         self, pyramid: list[jax.Array], rois: MaskRoIs, extent: ValidExtent, size: int

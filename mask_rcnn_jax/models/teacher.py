@@ -10,6 +10,7 @@ from jax import lax
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.outputs import TrainOutputs
 from mask_rcnn_jax.models.precision import in_precision
+from mask_rcnn_jax.models.task_heads import run_head
 from mask_rcnn_jax.models.tasks import TASKS
 from mask_rcnn_jax.structures import Batch
 
@@ -53,5 +54,5 @@ def teach(
         if name in tasks and model.head(name) is not None and rois is not None:
             pooled = model.pool_rois(pyramid, rois, extent, model.roi_size(name))
             rows = pyramid, rois.boxes[None], rois.images[None]
-            logits[name] = model.run_head(name, pooled, rois.classes[None], *rows)[0]
+            logits[name] = run_head(model, name, pooled, rois.classes[None], *rows)[0]
     return lax.stop_gradient(TeacherOutputs(pyramid, rpn_logits, stages, logits))

@@ -10,7 +10,7 @@ import pytest
 from flax import linen as nn
 
 from mask_rcnn_jax.config import as_recipe
-from mask_rcnn_jax.models import mask_rcnn
+from mask_rcnn_jax.models import task_heads
 from mask_rcnn_jax.models.build import (
     abstract_variables,
     build_model,
@@ -179,7 +179,7 @@ def test_masks_of_many_objects_are_found_in_parts(model, monkeypatch):
     variables = any_variables(model)
     at_once = masks_of(model, 11)(variables)
     for most in (4, 10):  # 3 parts of 4, and 2 of 6: one more than there are
-        monkeypatch.setattr(mask_rcnn, "MASKS_AT_ONCE", most)
+        monkeypatch.setattr(task_heads, "MASKS_AT_ONCE", most)
         in_parts = masks_of(model, 11)(variables)
         assert in_parts.shape == at_once.shape == (2, 11, 28, 28)
         np.testing.assert_allclose(in_parts, at_once, atol=1e-6)
