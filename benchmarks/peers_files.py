@@ -240,8 +240,8 @@ def evaluation(restored, settings: dict) -> Callable[[], None]:
     from mask_rcnn_jax.data.dataset import check_classes
     from mask_rcnn_jax.data.source import load_split
     from mask_rcnn_jax.training import evaluator
+    from mask_rcnn_jax.training.batches import make_eval_loader
     from mask_rcnn_jax.training.encoding import Rules
-    from mask_rcnn_jax.training.setup import make_eval_loader
     from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate
     from mask_rcnn_jax.weights.restore import make_model
 

@@ -5,8 +5,8 @@ import optax
 from mask_rcnn_jax.data.dataset import Dataset, dataset_name, is_boxes_only, keypoints
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.recipe.stopping import StopRule
+from mask_rcnn_jax.training.batches import view_sizes
 from mask_rcnn_jax.training.optim import count_microbatches
-from mask_rcnn_jax.training.setup import view_sizes
 
 
 def check_recipe(recipe: Recipe, devices: int, optimizer: object) -> int:

@@ -23,6 +23,7 @@ from mask_rcnn_jax.data.loader import TrainLoader
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.recipe.stopping import Metrics
 from mask_rcnn_jax.terminal import console, interrupts
+from mask_rcnn_jax.training.batches import abstract_train_batch
 from mask_rcnn_jax.training.checkpoint import Checkpoints
 from mask_rcnn_jax.training.compiling import compile_canvases
 from mask_rcnn_jax.training.ending import by_loggers_alone
@@ -43,12 +44,7 @@ from mask_rcnn_jax.training.processes import (
 )
 from mask_rcnn_jax.training.reports import NAME as REPORT_NAME
 from mask_rcnn_jax.training.reports import write_run_report
-from mask_rcnn_jax.training.setup import (
-    abstract_train_batch,
-    check_same_run,
-    initial_state,
-    open_workdir,
-)
+from mask_rcnn_jax.training.setup import check_same_run, initial_state, open_workdir
 from mask_rcnn_jax.training.step import TrainState, TrainStep, make_mesh, replicate, shard_batch
 from mask_rcnn_jax.training.step_log import StepLog
 from mask_rcnn_jax.training.work import Work, prepare

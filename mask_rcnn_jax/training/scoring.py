@@ -42,16 +42,12 @@ from mask_rcnn_jax.store_folders import written_at
 from mask_rcnn_jax.structures import Batch, Detections
 from mask_rcnn_jax.terminal.safe_text import safe_stdout
 from mask_rcnn_jax.training import evaluator, reports
+from mask_rcnn_jax.training.batches import make_eval_loader, make_tile_loader, view_sizes
 from mask_rcnn_jax.training.checks import unused_keypoints
 from mask_rcnn_jax.training.compiling import announce_compiling
 from mask_rcnn_jax.training.encoding import Rules
 from mask_rcnn_jax.training.metrics import FILE_NAME, read_metrics
 from mask_rcnn_jax.training.processes import gather
-from mask_rcnn_jax.training.setup import (
-    make_eval_loader,
-    make_tile_loader,
-    view_sizes,
-)
 from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate
 from mask_rcnn_jax.training.tiles import detect_in_tiles
 from mask_rcnn_jax.training.views import make_views_step

@@ -23,11 +23,11 @@ from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch
 from mask_rcnn_jax.training import evaluator, processes, step
+from mask_rcnn_jax.training.batches import make_eval_loader, make_tile_loader
 from mask_rcnn_jax.training.beside import Pending
 from mask_rcnn_jax.training.compiling import announce_compiling
 from mask_rcnn_jax.training.encoding import Found, Rules
 from mask_rcnn_jax.training.metrics import PER_CLASS
-from mask_rcnn_jax.training.setup import make_eval_loader, make_tile_loader
 from mask_rcnn_jax.training.step import TrainState, shard_batch
 from mask_rcnn_jax.training.tiles import detect_in_tiles
 

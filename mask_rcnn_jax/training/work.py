@@ -21,6 +21,7 @@ from mask_rcnn_jax.recipe.options import TrainOptions
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.recipe.stopping import Metrics, comparable, main_ap
 from mask_rcnn_jax.terminal import console
+from mask_rcnn_jax.training.batches import make_train_loader
 from mask_rcnn_jax.training.checks import check_evaluated, check_recipe, unused_keypoints
 from mask_rcnn_jax.training.distill import Distillation
 from mask_rcnn_jax.training.freezing import check_freeze
@@ -28,13 +29,7 @@ from mask_rcnn_jax.training.limits import crowd_line, limit_lines
 from mask_rcnn_jax.training.loggers import Logger, Loggers, open_loggers
 from mask_rcnn_jax.training.low_rank import abstract_adapters
 from mask_rcnn_jax.training.own_losses import OwnLoss, resolve_losses
-from mask_rcnn_jax.training.setup import (
-    check_processes,
-    image_counts,
-    make_train_loader,
-    open_datasets,
-    set_steps,
-)
+from mask_rcnn_jax.training.setup import check_processes, image_counts, open_datasets, set_steps
 from mask_rcnn_jax.training.step import StepOptions, TrainStep, make_train_step
 from mask_rcnn_jax.training.step_log import StepLog
 from mask_rcnn_jax.training.teacher import open_teacher

@@ -11,9 +11,9 @@ from absl import logging
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.transforms import empty_batch
 from mask_rcnn_jax.training import loop
+from mask_rcnn_jax.training.batches import abstract_train_batch
 from mask_rcnn_jax.training.compiling import compile_canvases
 from mask_rcnn_jax.training.loop import train
-from mask_rcnn_jax.training.setup import abstract_train_batch
 from mask_rcnn_jax.training.step import make_mesh, replicate, shard_batch
 from tests.helpers import tiny_config
 from tests.memory_set import ShapeSet

@@ -9,7 +9,7 @@ from mask_rcnn_jax.data import canvases
 from mask_rcnn_jax.data.overview import image_id
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.training import evaluator, processes, scoring
-from mask_rcnn_jax.training.setup import make_eval_loader
+from mask_rcnn_jax.training.batches import make_eval_loader
 from tests.memory_set import ShapeSet
 from tests.training.own_run import small_config
 from tests.training.test_views import Mixed

@@ -16,9 +16,9 @@ from mask_rcnn_jax.data.windows import Windows
 from mask_rcnn_jax.recipe.options import EvalOptions
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.training import scoring, validation
+from mask_rcnn_jax.training.batches import make_train_loader
 from mask_rcnn_jax.training.encoding import Rules
 from mask_rcnn_jax.training.evaluator import score
-from mask_rcnn_jax.training.setup import make_train_loader
 from mask_rcnn_jax.training.tiles import detect_in_tiles
 from tests.helpers import tiny_config
 from tests.training.test_step import mesh_of

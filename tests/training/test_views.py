@@ -18,7 +18,7 @@ from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.recipe.options import EvalOptions, Views
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.training import scoring
-from mask_rcnn_jax.training.setup import view_sizes
+from mask_rcnn_jax.training.batches import view_sizes
 from mask_rcnn_jax.training.step import make_predict_step, shard_batch
 from mask_rcnn_jax.training.views import make_views_step
 from mask_rcnn_jax.weights.convert import to_ours_flat
