@@ -15,7 +15,7 @@ import ray
 import ray_predict  # beside this file
 
 import mask_rcnn_jax as mrcnn
-from mask_rcnn_jax.training.scoring import evaluate_results
+from mask_rcnn_jax.training.scored_file import evaluate_results
 
 ray.cloudpickle.register_pickle_by_value(ray_predict)  # other machines need no copy of it
 

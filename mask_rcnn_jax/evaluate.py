@@ -19,7 +19,8 @@ from absl import flags
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.cli import processes
 from mask_rcnn_jax.predict.loading import given_model
-from mask_rcnn_jax.training.scoring import evaluate, evaluate_results
+from mask_rcnn_jax.training.scored_file import evaluate_results
+from mask_rcnn_jax.training.scoring import evaluate
 
 
 def _define_flags() -> None:

@@ -15,7 +15,7 @@ from mask_rcnn_jax.data.eval_loader import EvalLoader
 from mask_rcnn_jax.data.source import load_split
 from mask_rcnn_jax.exporting.options import ArtifactOptions
 from mask_rcnn_jax.predict.engines import load_exported
-from mask_rcnn_jax.training import scoring
+from mask_rcnn_jax.training import scored_file
 from mask_rcnn_jax.training.evaluator import draw_pictures
 from mask_rcnn_jax.training.step import make_mesh
 from mask_rcnn_jax.weights.restore import restore_recipe
@@ -123,7 +123,7 @@ def test_evaluate_reads_bands_and_shows_them(run, tmp_path):
 
 def test_a_report_of_results_shows_them(run):
     recipe, _, _ = restore_recipe(None, run.workdir)
-    read = scoring._files_reader(recipe.data)
+    read = scored_file._files_reader(recipe.data)
     entries = json.loads((run.data_dir / "annotations" / "instances_val.json").read_text())
     for entry in entries["images"]:
         image = read(entry)

@@ -21,7 +21,7 @@ from mask_rcnn_jax.formats.shapes import uncompressed_rle
 from mask_rcnn_jax.recipe.options import EvalOptions
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.training.evaluator import score
-from mask_rcnn_jax.training.scoring import evaluate_results
+from mask_rcnn_jax.training.scored_file import evaluate_results
 from mask_rcnn_jax.training.setup import open_datasets
 from tests.data.small_set import rectangle, write_coco
 from tests.helpers import tiny_config

@@ -12,7 +12,7 @@ from pycocotools import mask as coco_mask
 from mask_rcnn_jax import load_config
 from mask_rcnn_jax.evaluation import cells, coco
 from mask_rcnn_jax.evaluation.options import Scoring
-from mask_rcnn_jax.training.scoring import evaluate_results
+from mask_rcnn_jax.training.scored_file import evaluate_results
 from tests.evaluation.cells_case import GOLDEN, SEEDS, THRESHOLDS, make_case
 from tests.evaluation.test_coco import ground_truth, perfect_results
 from tests.evaluation.test_many_objects import discs

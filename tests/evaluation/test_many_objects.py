@@ -19,7 +19,7 @@ from mask_rcnn_jax.report.analysis import analyze
 from mask_rcnn_jax.report.page import write_report
 from mask_rcnn_jax.report.training_section import training_section
 from mask_rcnn_jax.training import evaluator
-from mask_rcnn_jax.training.scoring import evaluate_results
+from mask_rcnn_jax.training.scored_file import evaluate_results
 from tests.evaluation.test_pycocotools import plain_pycocotools
 
 

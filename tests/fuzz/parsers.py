@@ -48,7 +48,7 @@ from mask_rcnn_jax.predict.loading import load_predictor
 from mask_rcnn_jax.report.training_section import training_section
 from mask_rcnn_jax.rle import encode_window
 from mask_rcnn_jax.training.metrics import read_metrics, truncate_metrics
-from mask_rcnn_jax.training.scoring import evaluate_results
+from mask_rcnn_jax.training.scored_file import evaluate_results
 from mask_rcnn_jax.training.setup import open_workdir
 from mask_rcnn_jax.video.reader import Video
 from mask_rcnn_jax.weights.files import read_arrays

@@ -23,7 +23,7 @@ from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.training import evaluator, scoring
 from mask_rcnn_jax.training.checks import unused_keypoints
 from mask_rcnn_jax.training.encoding import Rules
-from mask_rcnn_jax.training.scoring import evaluate_results
+from mask_rcnn_jax.training.scored_file import evaluate_results
 from mask_rcnn_jax.training.state import TrainState
 from mask_rcnn_jax.training.step import make_mesh
 from mask_rcnn_jax.training.validation import logged_scores

@@ -18,7 +18,8 @@ from mask_rcnn_jax.models.build import build_model, init_variables
 from mask_rcnn_jax.training import evaluator
 from mask_rcnn_jax.training.loop import train
 from mask_rcnn_jax.training.metrics import read_metrics
-from mask_rcnn_jax.training.scoring import evaluate, evaluate_results
+from mask_rcnn_jax.training.scored_file import evaluate_results
+from mask_rcnn_jax.training.scoring import evaluate
 from mask_rcnn_jax.training.step import make_loss_step, replicate, shard_batch
 from mask_rcnn_jax.training.validation import make_validation
 from tests.bounds import sum_bound

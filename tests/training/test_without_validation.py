@@ -7,7 +7,7 @@ from absl import logging
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.source import load_split
 from mask_rcnn_jax.training import loop
-from mask_rcnn_jax.training.scoring import evaluate_results
+from mask_rcnn_jax.training.scored_file import evaluate_results
 from tests.memory_set import ShapeSet
 from tests.training.own_run import small_config
 from tests.training.stubbed_run import EVERY, kept, series, stubbed
