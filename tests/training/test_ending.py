@@ -129,7 +129,7 @@ LOGGERS = "not raised by a logger, as expected: no more images"
     "num_workers, train_set, augment, said",
     [
         (0, Exhausted, None, LOGGERS),
-        (2, Exhausted, None, LOGGERS),
+        pytest.param(2, Exhausted, None, LOGGERS, marks=pytest.mark.slow),
         (0, ShapeSet, exhaust, "image '.*': augment failed: StopTraining: no more images"),
     ],
     ids=["dataset", "dataset in workers", "augmentation"],

@@ -88,8 +88,8 @@ def test_what_is_frozen_has_no_state_no_decay_and_no_gradient(own):
         if "fpn" not in str(path) and "bbox_pred" not in str(path)
     }
     assert len(moments) == 2 * len(trained)
-    given = wanted.loss, 0, 0.0, 2
-    step = make_train_step(model, tx, None, mesh, StepOptions(*given, freeze=wanted.optim.freeze))
+    options = StepOptions(wanted.loss, 0, 0.0, freeze=wanted.optim.freeze)
+    step = make_train_step(model, tx, None, mesh, options)
     state = replicate(TrainState.start(variables, tx), mesh)
     before = jax.device_get(state.params)
     state, metrics = step(state, shard_batch(tiny_batch(4), mesh))

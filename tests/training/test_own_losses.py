@@ -195,6 +195,7 @@ def test_one_that_is_not_finite_is_named():
 def test_a_run_logs_it_and_resumes_with_it_alone(tmp_path):
     config = small_config()
     config.train.update(steps=2, checkpoint_every=1, eval_every=2)
+    config.eval.loss_images = 2
     losses = [("sure", confident)]
     state = mrcnn.train(config, tmp_path, **sets(), losses=losses)
     records = read_metrics(tmp_path / "metrics.jsonl")

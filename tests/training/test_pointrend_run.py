@@ -25,7 +25,7 @@ HEAD = dict(channels=8, fc_channels=16, point_channels=16, train_points=12, subd
 def small_config():
     config = own_run.small_config()
     config.model.mask_head = named_section("mask_head", "pointrend", **HEAD)
-    config.eval.boundary = True
+    config.eval.update(boundary=True, loss_images=2)
     return config
 
 

@@ -25,6 +25,9 @@ from tests.helpers import assert_tree_close, tiny_config
 from tests.memory_set import ShapeSet
 from tests.pair import Pair
 from tests.training.own_run import STEPS, cosine_sgd, mirror_and_shade, sets, small_config
+from tests.training.stubbed_run import stubbed
+
+__all__ = ["stubbed"]
 
 
 def call(workdir, config=None, **parts):
@@ -244,7 +247,7 @@ def test_loggers_of_the_config_are_checked_first(tmp_path):
         call(tmp_path / "run", config, train_set="not looked at yet")
 
 
-def test_a_failing_augmentation_stops_in_one_line(tmp_path):
+def test_a_failing_augmentation_stops_in_one_line(stubbed, tmp_path):
     expected = "ShapeSet: image '00000..jpg': augment returned NoneType, expected an Example"
     with pytest.raises(ValueError, match=expected) as error:
         call(tmp_path, augment=lambda example, rng: None)
