@@ -64,7 +64,7 @@ def recipe(trunk: str, data: Path, seed: int) -> ConfigDict:
     config.optim.update(**optimizer, schedule="steps", decay_at=(), decay_levels=())
     config.optim.warmup_until = WARMUP / MOST
     config.train.update(steps=MOST, seed=seed, ema_decay=0.95, log_every=1)
-    config.train.update(checkpoint_every=MOST, eval_every=0)
+    config.train.update(checkpoint_every=MOST, eval_every=MOST)
     config.eval.update(boundary=True, loss_images=0, pictures=0)
     return config
 
