@@ -119,9 +119,9 @@ def _point(
     taps, across = jnp.arange(TAPS), padded.shape[-1]
     places = (patches[1][..., None, None] + taps[None, None, :, None]) * across
     places += patches[0][..., None, None] + taps[None, None, None]  # [P, C, 4, 4]
-    cells = jnp.take_along_axis(
-        *(x.reshape(len(maps), -1) for x in (padded, places)), axis=1, mode="promise_in_bounds"
-    ).reshape(places.shape)
+    lists = padded.reshape(len(maps), -1), places.reshape(len(maps), -1)
+    cells = jnp.take_along_axis(lists[0], lists[1], axis=1, mode="promise_in_bounds")
+    cells = cells.reshape(places.shape)
     # Along x first, as torch does.
     lines = _interpolated(cells[..., None, :, :], along_x[..., None, :])  # [P, C, n, 4]
     values = _interpolated(lines[..., None, :, :], along_y[..., :, None, :])  # [P, C, n, n]

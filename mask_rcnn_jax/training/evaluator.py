@@ -234,8 +234,9 @@ def draw_pictures(
             name, image = dataset.images[index].file_name, bands.to_rgb(dataset.decode(index))
             given = image, boxes, truth.classes, masks, names
             left = visualize.draw_ground_truth(*given, keypoints=points)
-            of_keypoints = {"skeleton": skeleton, "keypoint_threshold": keypoint_threshold}
-            right = visualize.draw_detections(image, found, names, **of_keypoints)
+            right = visualize.draw_detections(
+                *(image, found, names), skeleton=skeleton, keypoint_threshold=keypoint_threshold
+            )
             picture = visualize.side_by_side(left, right)
             visualize.write_image(output / file_name(name, ".jpg", written), picture)
             pictures[printable(name)] = picture
