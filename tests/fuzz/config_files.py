@@ -5,7 +5,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ from safetensors.numpy import save
 from mask_rcnn_jax.annotations.reader import read_annotation_file
 from mask_rcnn_jax.config import as_recipe, flatten, load_config
 from mask_rcnn_jax.data.coco import load_coco
-from mask_rcnn_jax.formats import d2_fields, d2_recipe, mmdet_recipe
+from mask_rcnn_jax.formats import d2_fields, d2_heads, d2_recipe, mmdet_recipe
 from mask_rcnn_jax.formats.convert import convert
 from mask_rcnn_jax.formats.reading import Options
 from mask_rcnn_jax.formats.repair import repair_json, repaired
 from mask_rcnn_jax.weights import model_folder
 from tests.formats import test_d2_config as d2
 from tests.formats import test_mmdet_config as mmdet
+from tests.formats import test_mmdet_models as models
 from tests.fuzz import hostile
 from tests.fuzz.format_parsers import writes
 from tests.helpers import tiny_config
@@ -39,6 +40,17 @@ _base_.optim_wrapper.optimizer.lr = 0.02 / 8
 RESIZE = "dict(type='RandomResize', scale=[(1333, 640), (1333, 800)], keep_ratio=True)"
 WHOLE = mmdet.MODEL + mmdet.DATA + mmdet.SCHEDULE + f"more = [{RESIZE}, {mmdet.LSJ}]\n"
 CHANGED = mmdet.DEFAULT + SCHEDULERS
+# Other trunks and heads, in one file.
+CASCADE = models.CASCADE.replace("'CascadeRCNN',", "'CascadeRCNN', **trunk,")
+POINTREND = models.POINTREND.replace("'PointRend',", "'PointRend', **trunk,")
+SWIN, OLD_SWIN, CONVNEXT = (
+    text.replace("model = ", "trunk = ") for text in (models.SWIN, models.OLD_SWIN, models.CONVNEXT)
+)
+OTHERS = [
+    mmdet.DEFAULT + SWIN + CASCADE + models.ADAMW + models.KEYS + models.LONG + models.CHOICE,
+    mmdet.DEFAULT + CONVNEXT + POINTREND + models.ADAMW + models.BY_LAYER,
+    "_base_ = ['base/model.py']\n" + OLD_SWIN + CASCADE + models.OLD_TRAINING,
+]
 TEXTS = ["None", "True", "()", "[]", "{}", "dict()", "[[]]", "...", "b'a'", "1j", "{1}", "{1: 2}"]
 TEXTS += ["0", "-1", "1.5", "1e999", "-1e999", "1e308", "9**9**9", "9" * 400, "9" * 5000, "0.0"]
 TEXTS += ["'ResNet'", "'\\ud800'", "'a\\nb'", "'" + "a" * 5000 + "'", "'{{_base_.model}}'", "'\\0'"]
@@ -49,10 +61,10 @@ TEXTS += ["lambda: 0", "open('/dev/zero').read()", "[a for a in b]", "f'{size}'"
 TEXTS += ["(" * 300 + ")" * 300, "[" * 90 + "]" * 90, "-" * 2000 + "1", "model['type']", "[1][5]"]
 TEXTS += ["dict(_delete_=True)", "dict(type='LinearLR', end=0)", "dict(a=1, a=2)", "1 if 1 else 2"]
 text_cases = st.one_of(
-    *[st.tuples(st.sampled_from([WHOLE, CHANGED]), st.lists(
+    *[st.tuples(st.sampled_from([WHOLE, CHANGED, *OTHERS]), st.lists(
         st.tuples(hostile.places, st.one_of(st.sampled_from(TEXTS), hostile.places)),
         min_size=1, max_size=3), hostile.no_edits)] * 3,
-    st.tuples(st.sampled_from([WHOLE, CHANGED]), st.just([]), hostile.byte_edits),
+    st.tuples(st.sampled_from([WHOLE, CHANGED, *OTHERS]), st.just([]), hostile.byte_edits),
 )  # fmt: skip
 
 
@@ -111,13 +123,35 @@ D2["SOLVER"]["CLIP_GRADIENTS"] = {"ENABLED": True, "CLIP_TYPE": "norm", "CLIP_VA
 D2["MODEL"] |= {"MASK_ON": True, "RESNETS": D2["MODEL"]["RESNETS"] | {"NORM": "GN"}}
 
 
+# Of the heads: a recipe, what its fields are like, and which possible values they have.
+D2_HEADS: dict[bool, tuple[str, dict, dict]] = {
+    False: ("coco_detectron2", d2_heads.SAME_MASK, {"MODEL.KEYPOINT_ON": (False,)}),
+    True: (
+        "coco_detectron2:pointrend",
+        d2_heads.SAME_POINTREND,
+        {
+            **d2_heads.POINTREND,
+            **d2_heads.KEYPOINTS,
+            "MODEL.ROI_MASK_HEAD.NAME": ("PointRendMaskHead",),
+            "INPUT.MASK_FORMAT": ("bitmask",),
+            "MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS": ([64, 64],),
+            "MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS": (3,),
+            "TEST.KEYPOINT_OKS_SIGMAS": ([0.1, 0.2, 0.3],),
+        },
+    ),
+}
+
+
 @cache
-def d2_document() -> dict:
+def d2_document(has_other_heads: bool = False) -> dict:
     """Every field that is read, with a value that is."""
     document = copy.deepcopy(D2)
-    entries = flatten(load_config("coco_detectron2").to_dict())
-    given = {name: entries[entry] for name, entry in d2_fields.SAME.items()}
-    given |= {name: possible[0] for name, possible in d2_fields.FIXED.items()}
+    recipe, heads, possible = D2_HEADS[has_other_heads]
+    if has_other_heads:
+        document["MODEL"].pop("ROI_MASK_HEAD")
+    entries = flatten(load_config(recipe).to_dict())
+    given = {name: entries[entry] for name, entry in (d2_fields.SAME | heads).items()}
+    given |= {name: values[0] for name, values in (d2_fields.FIXED | possible).items()}
     for name, value in given.items():
         *blocks, last = name.split(".")
         block = document
@@ -141,11 +175,11 @@ d2_cases = st.one_of(
 )
 
 
-def write_d2(folder: Path, case: Any) -> Path:
+def write_d2(folder: Path, case: Any, has_other_heads: bool = False) -> Path:
     is_block, edits, changes = case
     path = folder / "case.yaml"
     dump = dump_block if is_block else dump_yaml
-    path.write_bytes(hostile.edit_bytes(dump(d2_document(), edits), changes))
+    path.write_bytes(hostile.edit_bytes(dump(d2_document(has_other_heads), edits), changes))
     return path
 
 
@@ -234,6 +268,9 @@ CONFIGS = {
         translates(lambda path, output: mmdet_recipe.write_recipe(path, output, 8)),
     ),
     "detectron2 configs": (d2_cases, write_d2, translates(d2_recipe.write_recipe)),
+    "detectron2 configs of other heads": (
+        d2_cases, partial(write_d2, has_other_heads=True), translates(d2_recipe.write_recipe)
+    ),
     "data.yaml": (d2_cases, write_names, read_names),
     "models of a hub": (hub_cases, write_hub, read_hub),
 }  # fmt: skip
