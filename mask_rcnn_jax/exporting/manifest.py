@@ -3,8 +3,11 @@
 The manifest contains everything needed to use the model without this package.
 """
 
+import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -149,3 +152,17 @@ def _outputs(recipe: Recipe, interface: ModelInterface) -> dict[str, dict[str, A
 def labels(categories: Sequence[Mapping[str, Any]]) -> str:
     """Return the class names, one per line, class 1 first."""
     return "".join(" ".join(str(category["name"]).split()) + "\n" for category in categories)
+
+
+def dump(manifest: dict) -> bytes:
+    """Return a manifest as a file's content."""
+    return json.dumps(manifest, indent=1).encode()
+
+
+def write(folder: Path, files: dict[str, bytes]) -> None:
+    """Write each file atomically."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        temporary = folder / (name + ".tmp")
+        temporary.write_bytes(content)
+        os.replace(temporary, folder / name)

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mask_rcnn_jax.config import load_config
-from mask_rcnn_jax.export import check_system
+from mask_rcnn_jax.exporting.weight_file import check_system
 from mask_rcnn_jax.models.build import abstract_variables
 from mask_rcnn_jax.models.quantization import trained_ranges
 from mask_rcnn_jax.parts import to_section

@@ -8,7 +8,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from mask_rcnn_jax.config import as_recipe, load_tree
-from mask_rcnn_jax.export import check_system
+from mask_rcnn_jax.exporting.weight_file import check_system
 from mask_rcnn_jax.models.build import abstract_variables, build_model
 from mask_rcnn_jax.models.convnext import ConvNeXt
 from mask_rcnn_jax.weights import pretrained

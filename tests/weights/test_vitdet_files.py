@@ -9,7 +9,7 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
 from mask_rcnn_jax.config import as_recipe, load_tree
-from mask_rcnn_jax.export import export_weights
+from mask_rcnn_jax.exporting.weight_file import export_weights
 from mask_rcnn_jax.models.build import abstract_variables, build_model
 from mask_rcnn_jax.weights import pretrained, published
 from mask_rcnn_jax.weights.convert import to_detectron2, to_flax, to_ours_flat
