@@ -165,8 +165,10 @@ def test_the_schedule_of_swin(name, epochs, decays):
 # the class token; of a ConvNeXt with norms of all maps.
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("vit_s", 21_596_160), ("vit_splus", 28_692_480), ("vit_b", 85_659_648),
-     ("vit_l", 303_128_576), ("v2_s", 22_056_192 - 12 * 384 + 384 * 3 * (16**2 - 14**2)),
+    [("vit_s", 21_596_160), ("vit_splus", 28_692_480),
+     pytest.param("vit_b", 85_659_648, marks=pytest.mark.slow),
+     pytest.param("vit_l", 303_128_576, marks=pytest.mark.slow),
+     ("v2_s", 22_056_192 - 12 * 384 + 384 * 3 * (16**2 - 14**2)),
      ("v2_b_reg", 86_582_016 - 11 * 768 + 768 * 3 * (16**2 - 14**2)),
      ("convnext_l", 196_230_336 + 2 * (192 + 384 + 768))],
 )  # fmt: skip

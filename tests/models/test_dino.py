@@ -128,7 +128,7 @@ def test_maps_of_several_layers_share_the_norm():
     np.testing.assert_allclose(alone, first, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("count", [0, 1, 2])
+@pytest.mark.parametrize("count", [pytest.param(0, marks=pytest.mark.slow), 1, 2])
 def test_frozen_blocks_are_neither_trained_nor_differentiated(count):
     model = Dino(**SMALL | dict(frozen_blocks=count))
     params = params_of(model)

@@ -31,7 +31,9 @@ BOX_HEAD = BoxHead(2, 16, num_convs=2, conv_channels=CHANNELS, norm="batch", num
 MASK_HEAD = MaskHead(2, CHANNELS, num_convs=2, norm="batch")
 
 
-@pytest.mark.parametrize("head", [BOX_HEAD, MASK_HEAD], ids=["box", "mask"])
+@pytest.mark.parametrize(
+    "head", [pytest.param(BOX_HEAD, marks=pytest.mark.slow), MASK_HEAD], ids=["box", "mask"]
+)
 def test_padded_rois_leave_statistics_and_gradients_alone(head):
     """Six RoIs are the same as these six among nine, whatever the other three hold."""
     is_box = head is BOX_HEAD
