@@ -16,6 +16,7 @@ TAPS = 4  # cells per axis that a bicubic value depends on
 CUBIC = -0.75  # the kernel's coefficient, torch's
 CANDIDATES = 64  # patches of a heatmap in which its maximum is looked for
 BOXES_AT_ONCE = 8  # of an image, whose pixels are in memory at a time
+BOXES_AT_ONCE_CUDA = 100  # each turn of a loop has 25 launches
 
 
 def keypoint_targets(
@@ -92,7 +93,12 @@ def heatmaps_to_points(
         longest: no box is longer, pixels.
     """
     one = partial(_point, longest=longest)
-    return lax.map(lambda row: one(*row), (heatmaps, boxes), batch_size=BOXES_AT_ONCE)
+
+    def in_turns(heatmaps, boxes, count=BOXES_AT_ONCE):
+        return lax.map(lambda row: one(*row), (heatmaps, boxes), batch_size=count)
+
+    all_at_once = partial(in_turns, count=BOXES_AT_ONCE_CUDA)
+    return lax.platform_dependent(heatmaps, boxes, cuda=all_at_once, default=in_turns)
 
 
 def _point(
