@@ -4,7 +4,7 @@ points from heatmaps as torchvision and detectron2 read them.
 A heatmap of S x S cells lies on a box; a point belongs to the cell that it is in.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -12,9 +12,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from mask_rcnn_jax.ops.dispatch import named
+
 TAPS = 4  # cells per axis that a bicubic value depends on
 CUBIC = -0.75  # the kernel's coefficient, torch's
-CANDIDATES = 64  # patches of a heatmap in which its maximum is looked for
+CANDIDATES = 64  # patches of a heatmap in which its maximum is looked for at a time
 BOXES_AT_ONCE = 8  # of an image, whose pixels are in memory at a time
 BOXES_AT_ONCE_CUDA = 100  # each turn of a loop has 25 launches
 
@@ -84,9 +86,9 @@ def heatmaps_to_points(
 
     The boxes' sides differ and shapes here do not, so no heatmap is resized as a whole. Between
     four neighboring cells the interpolation is one bicubic polynomial, whose Bezier control points
-    bound it from above. Only the pixels of the `CANDIDATES` patches with the highest bounds are
-    computed: all others are lower, unless more than so many bounds reach the maximum, as in a
-    heatmap that is almost the same everywhere.
+    bound it from above. The pixels of `CANDIDATES` patches at a time are computed, those with the
+    highest bounds first, until no other bound is above the largest of them: mostly once. A program
+    in ONNX looks once.
 
     Args:
         boxes: network pixels.
@@ -111,7 +113,44 @@ def _point(
     firsts = [_first_pixels(pixels[axis], size, longest) for axis in (0, 1)]
     padded = jnp.pad(maps, ((0, 0), (2, 2), (2, 2)), mode="edge")
     flat = _bounds(padded, firsts, size / pixels).reshape(len(maps), -1)
-    _, chosen = lax.top_k(flat, min(CANDIDATES, flat.shape[-1]))  # [P, C]
+    numbers, count = jnp.arange(flat.shape[-1]), min(CANDIDATES, flat.shape[-1] - 1)
+
+    def look(bounds: jax.Array, best: jax.Array, first: jax.Array) -> tuple[jax.Array, ...]:
+        """Look at the patches of the highest bounds; return what is the highest of the others."""
+        highest, chosen = lax.top_k(bounds, count + 1)
+        value, index = _best_pixels(padded, chosen[:, :-1], firsts, pixels, longest)
+        sooner = (value > best) | ((value == best) & (index < first))
+        first = jnp.where(sooner, index, first)
+        return bounds, chosen[:, :-1], highest[:, -1], jnp.maximum(best, value), first
+
+    def look_again(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        bounds, seen, _, best, first = state
+        is_seen = jnp.any(seen[:, None] == numbers[None, :, None], axis=-1)
+        return look(jnp.where(is_seen, -jnp.inf, bounds), best, first)
+
+    nowhere = jnp.full(len(maps), longest * longest, jnp.int32)
+    start = look(flat, jnp.full(len(maps), -jnp.inf), nowhere)
+    *_, best, first = until_highest(look_again, start)
+    width = pixels[0].astype(jnp.int32)
+    place = jnp.stack([first % width, first // width], axis=-1)
+    return (place + 0.5) * (sides / pixels)[None] + box[None, :2], best
+
+
+@named
+def until_highest(look_again: Callable, start: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """Look again until no bound of a patch not yet seen is above the largest value."""
+    return lax.while_loop(lambda state: jnp.any(state[2] > state[3]), look_again, start)
+
+
+def _best_pixels(
+    padded: Float[Array, "P S4 S4"],
+    chosen: Int[Array, "P C"],
+    firsts: Sequence[Int[Array, "S2"]],
+    pixels: Float[Array, "2"],
+    longest: int,
+) -> tuple[Float[Array, "P"], Int[Array, "P"]]:
+    """Return the largest value in the chosen patches, and its pixel's number, row by row from 0."""
+    size = padded.shape[-1] - TAPS
     patches = chosen % (size + 1), chosen // (size + 1)  # along x, along y
 
     def along(axis: int) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -125,7 +164,7 @@ def _point(
     taps, across = jnp.arange(TAPS), padded.shape[-1]
     places = (patches[1][..., None, None] + taps[None, None, :, None]) * across
     places += patches[0][..., None, None] + taps[None, None, None]  # [P, C, 4, 4]
-    lists = padded.reshape(len(maps), -1), places.reshape(len(maps), -1)
+    lists = padded.reshape(len(padded), -1), places.reshape(len(padded), -1)
     cells = jnp.take_along_axis(lists[0], lists[1], axis=1, mode="promise_in_bounds")
     cells = cells.reshape(places.shape)
     # Along x first, as torch does.
@@ -135,10 +174,8 @@ def _point(
     best = jnp.max(values, axis=(1, 2, 3))
     width = pixels[0].astype(jnp.int32)
     index = rows[..., :, None] * width + columns[..., None, :]
-    last = longest * longest
-    first = jnp.min(jnp.where(values == best[:, None, None, None], index, last), axis=(1, 2, 3))
-    place = jnp.stack([first % width, first // width], axis=-1)
-    return (place + 0.5) * (sides / pixels)[None] + box[None, :2], best
+    is_best = values == best[:, None, None, None]
+    return best, jnp.min(jnp.where(is_best, index, longest * longest), axis=(1, 2, 3))
 
 
 def _interpolated(
@@ -184,20 +221,27 @@ def _bounds(
 ) -> Float[Array, "P S1 S1"]:
     """Return an upper bound for the pixels of each patch, by row and column; -inf without any.
 
-    It is the value itself for a patch with one pixel, and the largest control point elsewhere.
+    It is the largest value itself where a patch has at most `TAPS` pixels along both axes.
     """
-    columns = _control_points(padded)  # [P, S4, S1, 4]
-    both = _control_points(jnp.moveaxis(columns, 1, -1))  # [P, S1, 4, S1, 4], along x and along y
+    columns = _extremes(padded, firsts[0], scales[0])  # [P, S4, S1, 4]
+    both = _extremes(jnp.moveaxis(columns, 1, -1), firsts[1], scales[1])  # [P, S1, 4, S1, 4]
     bounds = jnp.swapaxes(jnp.max(both, axis=(2, 4)), 1, 2)
-    counts = [first[1:] - first[:-1] for first in firsts]
-    patches, values = jnp.arange(len(counts[0])), padded
-    for axis in (0, 1):
-        weights = _cubic_weights(firsts[axis][:-1], patches, scales[axis])
-        windows = jnp.stack([values[..., i : i + len(patches)] for i in range(TAPS)], axis=-1)
-        values = jnp.swapaxes(_interpolated(windows, weights[None, None]), 1, 2)
-    x, y = counts[0][None, None], counts[1][None, :, None]
-    bounds = jnp.where((y == 1) & (x == 1), values, bounds)
-    return jnp.where((y > 0) & (x > 0), bounds, -jnp.inf)
+    x, y = (first[1:] > first[:-1] for first in firsts)
+    return jnp.where((y[:, None] & x[None])[None], bounds, -jnp.inf)
+
+
+def _extremes(
+    x: Float[Array, "*dims S4"], first: Int[Array, "S2"], scale: Float[Array, ""]
+) -> Float[Array, "*dims S1 4"]:
+    """Return four numbers for each patch along the last axis, none of whose pixels is above the
+    largest: its pixels, the last of them repeated, or control points where there are more."""
+    counts = first[1:] - first[:-1]
+    at = first[:-1, None] + jnp.minimum(jnp.arange(TAPS)[None], jnp.maximum(counts - 1, 0)[:, None])
+    weights = _cubic_weights(at, jnp.arange(len(counts))[:, None], scale)  # [S1, 4, 4]
+    weights, counts = (jnp.expand_dims(y, range(x.ndim - 1)) for y in (weights, counts[:, None]))
+    cells = jnp.stack([x[..., i : i + weights.shape[-3]] for i in range(TAPS)], axis=-1)
+    values = _interpolated(cells[..., None, :], weights)
+    return jnp.where(counts <= TAPS, values, _control_points(x))
 
 
 def _control_points(x: Float[Array, "*dims S4"]) -> Float[Array, "*dims S1 4"]:

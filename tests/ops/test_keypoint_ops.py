@@ -87,10 +87,8 @@ def slow_resize(row, count):
     return np.array(found)
 
 
-@pytest.mark.parametrize(("width", "height"), [(0.2, 5.0), (23.4, 7.1), (40.0, 61.7), (9.0, 99.9)])
-def test_points_are_the_maxima_of_resized_heatmaps(width, height):
-    """Of white noise, where many places are nearly as high."""
-    maps = np.random.default_rng(int(width)).normal(size=(1, 3, 9, 9)).astype(np.float32)
+def check_maxima(maps, width, height):
+    """Compare with whole resized heatmaps."""
     box = np.float32([[3.5, 2.25, 3.5 + width, 2.25 + height]])
     found, scores = points(maps, box, longest=100)
     sides = max(width, 1), max(height, 1)
@@ -102,6 +100,22 @@ def test_points_are_the_maxima_of_resized_heatmaps(width, height):
         at = 3.5 + (x + 0.5) * sides[0] / columns, 2.25 + (y + 0.5) * sides[1] / rows
         np.testing.assert_allclose(found[0, k], at, atol=1e-4)
         np.testing.assert_allclose(scores[0, k], resized.max(), atol=1e-5)
+
+
+@pytest.mark.parametrize(("width", "height"), [(0.2, 5.0), (23.4, 7.1), (40.0, 61.7), (9.0, 99.9)])
+def test_points_are_the_maxima_of_resized_heatmaps(width, height):
+    """Of white noise, where many places are nearly as high."""
+    maps = np.random.default_rng(int(width)).normal(size=(1, 3, 9, 9)).astype(np.float32)
+    check_maxima(maps, width, height)
+
+
+@pytest.mark.parametrize(("width", "height"), [(6.2, 82.5), (20.0, 95.0)])
+def test_maxima_are_found_where_many_patches_may_have_them(width, height):
+    """Of stripes, along which all patches have bounds alike, more than are computed at a time."""
+    rng = np.random.default_rng(1)
+    maps = rng.normal(size=(1, 3, 1, 56)) + 0.1 * rng.normal(size=(1, 3, 56, 56))
+    check_maxima(maps.astype(np.float32), width, height)
+    check_maxima(maps.swapaxes(2, 3).astype(np.float32), height, width)
 
 
 def test_of_equal_places_the_first_is_found():
