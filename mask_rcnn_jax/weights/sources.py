@@ -162,7 +162,7 @@ SOURCES = {
         "the ConvNeXt of its paper or of mmpretrain",
         ("downsample_layers.0.0.weight", "backbone.downsample_layers.0.0.weight"),
         _CONVNEXT,
-        unused=r"(norm|head)\..*",
+        unused=r"(backbone\.)?(norm|head)\..*",
         tables=_CONVNEXT_TABLES,
     ),
     "dinov3_convnext": Source(
@@ -233,7 +233,7 @@ SOURCES = {
         "the Swin of its paper",
         ("layers.0.downsample.reduction.weight", "backbone.layers.0.downsample.reduction.weight"),
         _SWIN,
-        unused=rf"(norm|head)\..*|{_SWIN_BUFFERS}",
+        unused=rf"(backbone\.)?(norm|head)\..*|{_SWIN_BUFFERS}",
         tables=_SWIN_TABLES,
     ),
     "transformers_swin": Source(
@@ -251,7 +251,7 @@ SOURCES = {
         "mmpretrain's Swin",
         ("patch_embed.projection.weight", "backbone.patch_embed.projection.weight"),
         _MMPRETRAIN_SWIN,
-        unused=rf"(norm|head)\..*|{_SWIN_BUFFERS}",
+        unused=rf"(backbone\.)?(norm|head)\..*|{_SWIN_BUFFERS}",
         tables=_MMPRETRAIN_SWIN_TABLES,
         unfolds=True,
     ),

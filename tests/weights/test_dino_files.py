@@ -155,7 +155,7 @@ def test_a_file_without_keys_is_refused(case):
         to_flax(arrays, norm=None, eps=1e-5)
 
 
-@pytest.mark.parametrize("case", ["convnext_timm", "vit2_timm_reg", "vit3_hf"])
+@pytest.mark.parametrize("case", ["convnext_timm", "convnext_meta", "vit2_timm_reg", "vit3_hf"])
 def test_a_trunk_may_have_been_a_models_attribute(case):
     arrays = arrays_of(case)
     inside = to_flax({f"backbone.{n}": a for n, a in arrays.items()}, norm=None, eps=1e-5)
