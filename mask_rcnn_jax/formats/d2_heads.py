@@ -96,7 +96,7 @@ def keypoint_head(fields: Fields, notes: list[str]) -> dict[str, Any]:
     count = fields.get(f"{KEYPOINT}.NUM_KEYPOINTS", len(PERSON))
     if type(count) is not int or not 1 <= count <= MAX_KEYPOINTS:
         raise fields.fault(f"{KEYPOINT}.NUM_KEYPOINTS", f"1 to {MAX_KEYPOINTS}")
-    names = PERSON
+    names: tuple[str, ...] = PERSON
     if count != len(PERSON):
         names = tuple(f"point_{n}" for n in range(1, count + 1))
         text = "set data.keypoints, their names; those with left and right are mirrored"

@@ -70,12 +70,10 @@ ARCHES = {
     "xlarge": ((3, 3, 27, 3), 256),
 }
 # Fields that follow from others, or change nothing.
-IGNORED = {
-    **dict.fromkeys(RESNETS, ("with_cp", "zero_init_residual", "in_channels", "init_cfg")),
-    "SwinTransformer": ("with_cp", "convert_weights", "pretrain_img_size", "in_channels",
-                        "init_cfg"),
-    **dict.fromkeys(CONVNEXTS, ("with_cp", "linear_pw_conv", "in_channels", "init_cfg")),
-}  # fmt: skip
+IGNORED = (
+    *("with_cp", "in_channels", "init_cfg", "zero_init_residual"),
+    *("convert_weights", "pretrain_img_size", "linear_pw_conv"),
+)
 
 
 def backbone(fields: Fields, base: str, notes: list[str]) -> dict[str, Any]:
@@ -89,7 +87,7 @@ def backbone(fields: Fields, base: str, notes: list[str]) -> dict[str, Any]:
     for name in ("model.pretrained", f"{AT}.pretrained", f"{AT}.init_cfg.checkpoint"):
         if checkpoint := fields.get(name):
             entries |= start(name, checkpoint, notes)
-    fields.ignore(f"{AT}.{name}" for name in IGNORED[kind])
+    fields.ignore(f"{AT}.{name}" for name in IGNORED)
     if checkpoint := fields.get("load_from"):
         entries |= start("load_from", checkpoint, notes)
     if kind == "SwinTransformer":
@@ -234,8 +232,11 @@ def decay(fields: Fields, entries: dict[str, Any]) -> dict[str, Any]:
     if name == "convnext":
         found["model.backbone.exempt_from_decay"] = ()
     if name == "swin":
-        exempt = {"relative_position_bias_table": ("position_bias",), "norm": SWIN_NORMS}
-        exempt["absolute_pos_embed"] = ()  # it has none
+        exempt: dict[str, tuple[str, ...]] = {
+            "relative_position_bias_table": ("position_bias",),
+            "norm": SWIN_NORMS,
+            "absolute_pos_embed": (),  # it has none
+        }
         of = [key for key in exempt if fields.values.get(f"{CUSTOM}.{key}.decay_mult") == 0]
         fields.ignore(f"{CUSTOM}.{key}.decay_mult" for key in of)
         names = tuple(layer for key in of for layer in exempt[key])

@@ -156,7 +156,7 @@ MASKS: dict[str, tuple[dict[str, str], dict[str, tuple]]] = {
         },
     ),
 }
-MASK_LOSS = {
+MASK_LOSS: dict[str, tuple] = {
     f"{MASK}.loss_mask.type": ("CrossEntropyLoss",),
     f"{MASK}.loss_mask.use_mask": (True,),
 }
