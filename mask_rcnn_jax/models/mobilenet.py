@@ -153,7 +153,7 @@ class Block(nn.Module):
         return x + y if self.stride == 1 and self.given.full == self.output.full else y
 
 
-class MobileNetV4(ConvTrunk):
+class MobileNetV4(ConvTrunk, kw_only=True):
     """MobileNetV4 of convolutions, without the layers behind its last block.
 
     ReLU is its only activation, and it has no squeeze-and-excitation, so that int8 and accelerators

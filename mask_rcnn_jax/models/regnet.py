@@ -58,7 +58,7 @@ class Block(nn.Module):
         return nn.sigmoid(Conv(x.shape[-1], (1, 1), name="se_fc2", **options)(y))
 
 
-class RegNet(ConvTrunk):
+class RegNet(ConvTrunk, kw_only=True):
     """RegNet without the classifier: RegNetX, or RegNetY with squeeze-and-excitation.
 
     Attributes:

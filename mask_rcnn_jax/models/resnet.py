@@ -69,7 +69,7 @@ class Bottleneck(nn.Module):
         return relu(x + y)
 
 
-class ResNet(ConvTrunk):
+class ResNet(ConvTrunk, kw_only=True):
     """ResNet without the classifier.
 
     Attributes:

@@ -24,7 +24,7 @@ SLOW = [pytest.param(size, marks=pytest.mark.slow) for size in case.SIZES[1:]]
 
 def trunk(size="small", **changes):
     options = dict(multiplier=case.MULTIPLIER, norm="affine", frozen_stages=0)
-    return MobileNetV4(size, **options | changes)
+    return MobileNetV4(size=size, **options | changes)
 
 
 def variables_of(size, norm="affine"):
@@ -69,7 +69,7 @@ def test_maps_and_gradients_are_timm_s(size):
     [("small", 3_774_024, 128), ("medium", 9_715_512, 256), ("large", 32_590_864, 512)],
 )
 def test_sizes_are_published(size, count, last):
-    params = abstract(MobileNetV4(size, norm="affine"))["params"]
+    params = abstract(MobileNetV4(size=size, norm="affine"))["params"]
     others = last * 960 + 2 * 960 + 960 * 1280 + 2 * 1280 + 1281 * 1000
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count - others
 

@@ -28,6 +28,12 @@ def small_trunk(**fields):
     return model, jax.tree.map(draw, shapes), images
 
 
+def test_entries_have_names():
+    """Their order is not kept, and another norm would be taken for a stride."""
+    with pytest.raises(TypeError, match="positional"):
+        ResNet(50, "batch")
+
+
 # Trainable weights without norms and classifier, in millions: torchvision's parameter counts less
 # the classifier and the batch norms' scales and biases.
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ class Trunk(nn.Module):
 
     @nn.compact
     def __call__(self, images):
-        resnet = ResNet(self.depth, norm=self.norm, frozen_stages=0, name="backbone")
+        resnet = ResNet(depth=self.depth, norm=self.norm, frozen_stages=0, name="backbone")
         return resnet(images, train=False)
 
 
