@@ -30,7 +30,7 @@ from tests.helpers import load_golden
 from tests.models.nvidia_weights import nvidia_weights
 from tests.survivors import Survivors, pair_survivors
 
-pytestmark = pytest.mark.slow  # a minute; .ci/run has it
+pytestmark = pytest.mark.slow  # a minute
 
 XYXY = [1, 0, 3, 2]  # from y1, x1, y2, x2
 EVERYTHING = 100_000
