@@ -38,12 +38,15 @@ AXIS = "data"  # mesh axis of the devices
 class FrozenNorm(nn.Module):
     """Batch norm folded into a fixed `x * scale + bias`, both stored in `batch_stats`."""
 
+    dtype: DTypeLike = jnp.float32
+
     @nn.compact
-    def __call__(self, features: int) -> tuple[jax.Array, jax.Array]:
-        """Return scale and bias, [features] each, float32."""
-        scale = self.variable("batch_stats", "scale", jnp.ones, (features,), jnp.float32).value
-        bias = self.variable("batch_stats", "bias", jnp.zeros, (features,), jnp.float32).value
-        return scale, bias
+    def __call__(self, x: jax.Array | int, valid: jax.Array | None = None) -> Any:
+        """Normalize x [.., C], or, for a number C, return scale and bias, [C] each, float32."""
+        shape = (_channels(x),)
+        scale = self.variable("batch_stats", "scale", jnp.ones, shape, jnp.float32).value
+        bias = self.variable("batch_stats", "bias", jnp.zeros, shape, jnp.float32).value
+        return (scale, bias) if isinstance(x, int) else _mapped(x, scale, bias, self.dtype)
 
 
 class BatchNorm(nn.Module):
@@ -85,13 +88,25 @@ class StoredBatchNorm(nn.Module):
     """`BatchNorm` outside of training: an affine map, to be folded into the convolution before."""
 
     eps: float = EPS
+    dtype: DTypeLike = jnp.float32
 
     @nn.compact
-    def __call__(self, features: int) -> tuple[jax.Array, jax.Array]:
-        """Return scale and bias, [features] each, float32."""
-        scale, bias, mean, var = _batch_norm_variables(self, features)
+    def __call__(self, x: jax.Array | int, valid: jax.Array | None = None) -> Any:
+        """Normalize x [.., C], or, for a number C, return scale and bias, [C] each, float32."""
+        scale, bias, mean, var = _batch_norm_variables(self, _channels(x))
         scale = scale * lax.rsqrt(var.value + self.eps)
-        return scale, bias - mean.value * scale
+        bias = bias - mean.value * scale
+        return (scale, bias) if isinstance(x, int) else _mapped(x, scale, bias, self.dtype)
+
+
+def _channels(x: jax.Array | int) -> int:
+    return x if isinstance(x, int) else x.shape[-1]
+
+
+def _mapped(x: jax.Array, scale: jax.Array, bias: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Return x [.., C] times scale [C] and bias [C] added, in `dtype`."""
+    scale, bias = (jnp.expand_dims(v, range(x.ndim - 1)) for v in (scale, bias))
+    return (x * scale + bias).astype(dtype)
 
 
 def _batch_norm_variables(
@@ -154,12 +169,14 @@ def make_norm(
     eps: float | None = None,
     num_groups: int = GROUPS,
 ) -> Callable[..., nn.Module]:
-    """Return the layer of a name other than "none"; it takes `name`. See `normalize` for its call.
+    """Return the layer of a name other than "none"; it takes `name`.
 
+    Its modules map x [.., C] and, where statistics leave places out, `valid`; `normalize` folds
+    those of fixed statistics into the convolution before.
     num_groups: of channels, for "group"; fewer where pruning removed some.
     """
     if norm == "frozen":
-        return FrozenNorm
+        return partial(FrozenNorm, dtype=dtype)
     eps = (LAYER_EPS if norm == "layer" else EPS) if eps is None else eps
     if eps <= 0:
         raise ValueError(f"norm_eps is {eps}, expected above 0, such as 1e-5, with norm={norm}")
@@ -170,7 +187,7 @@ def make_norm(
     }
     syncs: dict[str, Sync] = {"sync_batch": "elements", "naive_sync_batch": "devices"}
     if norm in ("affine", *LIVE) and not train:
-        return partial(StoredBatchNorm, eps=eps)
+        return partial(StoredBatchNorm, eps=eps, dtype=dtype)
     if norm in ("affine", *LIVE):
         sync = syncs.get(norm, "none")
         return partial(BatchNorm, train=norm in LIVE, eps=eps, sync=sync, dtype=dtype)

@@ -265,6 +265,24 @@ def test_stored_statistics_are_folded_in_prediction(norm):
     assert_within(normalize(convolve, layer, 6), expected, rounding_bound(8, 40.0))
 
 
+@pytest.mark.parametrize("norm", ["frozen", "affine", "batch", "layer"])
+def test_a_module_of_ones_own_calls_a_norm_on_its_output(norm):
+    """Not by `normalize`, which folds it into the convolution."""
+    x = np.random.default_rng(5).normal(2.0, 3.0, (2, 3, 5, 4)).astype(np.float32)
+    layer = make_norm(norm, train=False, dtype=jnp.bfloat16)()
+    variables = layer.init(jax.random.key(0), x)
+    if norm != "layer":
+        variables = jax.tree.map(lambda v: v + jnp.arange(1.0, 5.0), variables)
+    y = layer.apply(variables, x)
+
+    def convolve(affine):
+        return x if affine is None else x * np.asarray(affine[0]) + np.asarray(affine[1])
+
+    expected = normalize(convolve, layer.bind(variables), 4)
+    assert y.shape == x.shape and y.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(y, jnp.asarray(expected, jnp.bfloat16))
+
+
 def test_an_unknown_name_is_refused():
     with pytest.raises(ValueError, match="norm is 'instance', expected one of"):
         make_norm("instance", train=True, dtype=jnp.float32)
