@@ -100,7 +100,7 @@ def replacements(num_classes: int | None, static: bool = False) -> dict[str, Cal
 
     op = ops_roi_align.roi_align.__wrapped__  # type: ignore[attr-defined]
     # ONNX's loops are not converted; where one look finds the highest place, nothing is lost.
-    ops = {"nms": nms, "roi_align": roi_align}
+    ops: dict[str, Callable] = {"nms": nms, "roi_align": roi_align}
     return ops | {"until_highest": lambda look_again, start: start}
 
 
