@@ -7,32 +7,35 @@ import numpy as np
 
 
 def to_windows(
-    x: jax.Array, window: int, shift: int, cells: jax.Array | None
+    x: jax.Array, window: int, shifts: tuple[int, int], cells: jax.Array | None
 ) -> tuple[jax.Array, jax.Array | None]:
     """Divide [B, H, W, C] into windows [B * n, window * window, C], padded with zeros.
 
-    Shifted windows that leave the map go on at its other end. The second array [n, window * window]
-    labels the cells of one image: those of a window with one label see each other; None: all do.
+    shifts: of the windows, down and to the right. Shifted windows that leave the map go on at its
+    other end. The second array [n, window * window] labels the cells of one image: those of a
+    window with one label see each other; None: all do.
     """
     x = pad_to(x, window)
     labels = None
-    if shift:
-        x = jnp.roll(x, (-shift, -shift), (1, 2))
+    if any(shifts):
+        x = jnp.roll(x, (-shifts[0], -shifts[1]), (1, 2))
         rows, columns = (
-            _labels(side, window, shift, None if cells is None else cells[axis])
-            for axis, side in enumerate(x.shape[1:3])
+            _labels(x.shape[1 + axis], window, shift, None if cells is None else cells[axis])
+            for axis, shift in enumerate(shifts)
         )
         labels = _divide((4 * rows[:, None] + columns[None])[None, :, :, None], window)[..., 0]
     return _divide(x, window), labels
 
 
-def from_windows(windows: jax.Array, window: int, shift: int, shape: tuple[int, ...]) -> jax.Array:
+def from_windows(
+    windows: jax.Array, window: int, shifts: tuple[int, int], shape: tuple[int, ...]
+) -> jax.Array:
     """Invert `to_windows` for maps of that shape."""
     _, height, width, channels = shape
     rows, columns = (-(-side // window) for side in (height, width))
     x = windows.reshape(-1, rows, columns, window, window, channels).swapaxes(2, 3)
     x = x.reshape(-1, rows * window, columns * window, channels)
-    x = jnp.roll(x, (shift, shift), (1, 2)) if shift else x
+    x = jnp.roll(x, shifts, (1, 2)) if any(shifts) else x
     return x[:, :height, :width]
 
 

@@ -43,12 +43,15 @@ class Swin(TransformerTrunk, kw_only=True):
         width: channels of the first stage; each stage doubles them.
         num_heads: attention heads in each stage.
         windows: side of a window in each stage; cells.
+        shift_single: shift windows also along a side of a canvas's map that one window covers, as
+            the paper's detectors and mmdetection do; False: not there, as torchvision does.
     """
 
     depths: tuple[int, ...] = (2, 2, 6, 2)
     width: int = 96
     num_heads: tuple[int, ...] = (3, 6, 12, 24)
     windows: tuple[int, ...] = (7, 7, 7, 7)
+    shift_single: bool = True
     drop_path: float = 0.2
     exempt_from_decay: tuple[str, ...] = ("position_bias", *NORMS)
 
@@ -88,10 +91,20 @@ class Swin(TransformerTrunk, kw_only=True):
         return before + 1 + int(rest) if kind.startswith("res") else before
 
     @nn.nowrap
-    def make_attention(self, stage: int, shift: int) -> Callable[..., nn.Module]:
+    def shifts(self, stage: int, sides: tuple[int, ...]) -> tuple[int, int]:
+        """Return how far every second block of a stage shifts its windows, down and right; cells.
+
+        sides: height and width of the map.
+        """
+        window = self.windows[stage - 2]
+        down, right = (window // 2 * (self.shift_single or side > window) for side in sides)
+        return down, right
+
+    @nn.nowrap
+    def make_attention(self, stage: int, shifts: tuple[int, int]) -> Callable[..., nn.Module]:
         """Return what makes the attention of a block of a stage, 2 to 5."""
         heads, window = self.num_heads[stage - 2], self.windows[stage - 2]
-        return partial(Attention, heads, window, shift, self.dtype)
+        return partial(Attention, heads, window, shifts, self.dtype)
 
     @nn.compact
     def __call__(
@@ -121,8 +134,8 @@ class Swin(TransformerTrunk, kw_only=True):
             cells = None if extent is None or extent.size is None else extent.cells(2**stage)
             for i in range(depth):
                 name, number, rate, hidden = next(blocks)
-                shift = self.windows[stage - 2] // 2 * (i % 2)
-                attend, dtype = self.make_attention(stage, shift), self.dtype
+                shifts = self.shifts(stage, x.shape[1:3]) if i % 2 else (0, 0)
+                attend, dtype = self.make_attention(stage, shifts), self.dtype
                 block = make_block(attend, rate, hidden, self.post_norm, dtype, name=name)
                 x = block(x, cells, None if keys is None else fold_in(keys, number))
             features.append(norm(name=f"output{stage}_norm")(x))
@@ -168,13 +181,13 @@ class Attention(nn.Module):
 
     heads: int
     window: int
-    shift: int  # of the windows to the lower right; cells
+    shifts: tuple[int, int]  # of the windows, down and right; cells
     dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x: jax.Array, cells: jax.Array | None) -> jax.Array:
         """Map [B, H, W, C], zero outside `cells`, to the same shape."""
-        windows, labels = to_windows(x, self.window, self.shift, cells)
+        windows, labels = to_windows(x, self.window, self.shifts, cells)
         query, key, value = self.project(windows)
         logits = jnp.einsum("wqhc,wkhc->whqk", query, key, preferred_element_type=jnp.float32)
         logits = logits + self.position_bias()[None]
@@ -186,7 +199,7 @@ class Attention(nn.Module):
         share = nn.softmax(logits).astype(self.dtype)
         y = jnp.einsum("whqk,wkhc->wqhc", share, value).reshape(windows.shape)
         y = normal_dense(x.shape[-1], dtype=self.dtype, name="proj")(y)
-        return from_windows(y, self.window, self.shift, x.shape)
+        return from_windows(y, self.window, self.shifts, x.shape)
 
     def project(self, windows: jax.Array) -> tuple[jax.Array, ...]:
         """Return queries, keys and values [N, T, heads, c] of windows [N, T, C]."""

@@ -31,6 +31,7 @@ class SwinV2(Swin, kw_only=True):
     """
 
     windows: tuple[int, ...] = (8, 8, 8, 8)
+    shift_single: bool = False
     pretrained_windows: tuple[int, ...] = (0, 0, 0, 0)
     exempt_from_decay: tuple[str, ...] = ("position_fc1", "position_fc2", "logit_scale", *NORMS)
 
@@ -44,12 +45,12 @@ class SwinV2(Swin, kw_only=True):
         super().__post_init__()
 
     @nn.nowrap
-    def make_attention(self, stage: int, shift: int) -> Callable[..., nn.Module]:
+    def make_attention(self, stage: int, shifts: tuple[int, int]) -> Callable[..., nn.Module]:
         """Return what makes the attention of a block of a stage, 2 to 5."""
         at = stage - 2
         heads, window = self.num_heads[at], self.windows[at]
         learned = self.pretrained_windows[at] or window
-        return partial(CosineAttention, heads, window, shift, self.dtype, learned)
+        return partial(CosineAttention, heads, window, shifts, self.dtype, learned)
 
 
 class CosineAttention(Attention):

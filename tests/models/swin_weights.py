@@ -8,6 +8,7 @@ import numpy as np
 DEPTHS, HEADS, WIDTH, WINDOW = (2, 1, 2, 1), (1, 2, 2, 4), 8, 3
 SIZE = (100, 140)  # of the image; maps of 25 x 35 to 4 x 5 cells, no multiples of a window
 EVEN_SIZE = (96, 192)  # maps of whole windows
+SINGLE_SIZE = (48, 96)  # the third map has 3 x 6 cells: one window covers its height
 UNUSED = ("relative_position_index", "relative_coords_table", "num_batches_tracked", "attn_mask")
 
 

@@ -51,7 +51,7 @@ def weigh(maps):
 @both
 def test_a_larger_canvas_changes_nothing(kind):
     """Whatever is outside the images; no side of a map is a multiple of its windows."""
-    model, images = kind(**SIZES), random_images()
+    model, images = kind(**SIZES, shift_single=True), random_images()
     params, canvas = random_params(model), random_images(size=CANVAS, seed=7)
     canvas[:, : SIZE[0], : SIZE[1]] = images
 
@@ -112,7 +112,7 @@ def test_half_precision_is_close(kind, dtype):
 
 def test_keys_of_nothing_have_finite_gradients_in_float16():
     """They have no length: zeros fill the last windows, and keys have no bias."""
-    layer = CosineAttention(2, 3, 0, jnp.float16, 3)
+    layer = CosineAttention(2, 3, (0, 0), jnp.float16, 3)
     x = np.float16(random_images(size=(3, 4))[..., :1] * np.ones(8))  # a window and a third
     variables = layer.init(jax.random.key(0), x, None)
     grads = jax.grad(lambda v: weigh([layer.apply(v, x, None)]))(variables)
@@ -146,19 +146,19 @@ def test_recomputed_blocks_have_the_same_names(kind):
     assert names >= set(kind().exempt_from_decay)
 
 
-@pytest.mark.parametrize("shift", [0, 1])
-def test_windows_are_put_back(shift):
+@pytest.mark.parametrize("shifts", [(0, 0), (1, 1), (0, 2)])
+def test_windows_are_put_back(shifts):
     x = random_images(2, (7, 4))
-    windows, labels = to_windows(x, 3, shift, None)
-    assert windows.shape == (2 * 6, 9, 3) and (labels is None) == (shift == 0)
-    np.testing.assert_array_equal(from_windows(windows, 3, shift, x.shape), x)
+    windows, labels = to_windows(x, 3, shifts, None)
+    assert windows.shape == (2 * 6, 9, 3) and (labels is None) == (not any(shifts))
+    np.testing.assert_array_equal(from_windows(windows, 3, shifts, x.shape), x)
 
 
 def test_shifted_windows_keep_apart_what_was_apart():
     """Cells see each other in [0, 2), [2, 5) and [5, 9) of the rows: those of the last window up to
     its end, and nothing behind; in the columns all of [1, 4)."""
     x = np.indices((8, 6)).transpose(1, 2, 0)[None].astype(np.float32) + 1
-    windows, labels = to_windows(x, 3, 2, jnp.array([7, 4]))
+    windows, labels = to_windows(x, 3, (2, 2), jnp.array([7, 4]))
     seen = {}
     for cells, own in zip(np.asarray(windows), np.asarray(labels), strict=True):
         for cell, label in zip(cells - 1, own, strict=True):
@@ -215,7 +215,7 @@ def test_numbers_of_layers_are_simmim_s():
 
 def test_attention_is_a_mean_of_what_it_sees():
     """One window: with queries of zeros, every cell becomes the mean of all nine."""
-    layer, x = Attention(heads=2, window=3, shift=0, dtype=jnp.float32), random_images(1, (3, 3))
+    layer, x = Attention(2, window=3, shifts=(0, 0), dtype=jnp.float32), random_images(1, (3, 3))
     x = np.concatenate([x, x[..., :1]], axis=-1)
     params = layer.init(jax.random.key(0), x, None)["params"]
     params = jax.tree.map(jnp.zeros_like, params)

@@ -31,6 +31,9 @@ SYSTEMS = {
     "torchvision_v2": ("torchvision_swin", SwinV2(**SIZES)),
     "timm_v2": ("timm_swin", SwinV2(**SIZES, pretrained_windows=LEARNED)),
     "transformers_v2": ("transformers_swin", SwinV2(**SIZES, pretrained_windows=LEARNED)),
+    # One window covers the height of a map.
+    "torchvision_v1_single": ("torchvision_swin", Swin(**SIZES, shift_single=False)),
+    "torchvision_v2_single": ("torchvision_swin", SwinV2(**SIZES)),
 }
 
 
@@ -69,6 +72,7 @@ def test_maps_are_those_of_the_library(system, goldens, programs):
     loaded, source = to_flax(arrays, norm=None, eps=1e-5)
     assert source == expected_source and not loaded["batch_stats"]
     size = case.EVEN_SIZE if system.startswith("timm") else case.SIZE
+    size = case.SINGLE_SIZE if system.endswith("single") else size
     maps = programs(model, loaded["params"]["backbone"], size)
     for stage, ours in enumerate(maps, start=2):
         theirs = goldens[f"{system}/res{stage}"]

@@ -47,7 +47,7 @@ def plain(maps):
     return [functional.layer_norm(x, x.shape[-1:]) for x in maps]
 
 
-def of_torchvision(kind):
+def of_torchvision(kind, size=case.SIZE):
     from torchvision.models import swin_transformer as swin
 
     block = dict(v1=None, v2=swin.SwinTransformerBlockV2)[kind]
@@ -55,7 +55,7 @@ def of_torchvision(kind):
     window, depths = [case.WINDOW] * 2, list(case.DEPTHS)
     options = dict(block=block, downsample_layer=merge, num_classes=2)
     model = swin.SwinTransformer([4, 4], case.WIDTH, depths, list(case.HEADS), window, **options)
-    shapes, maps, x = fill(model), [], IMAGE
+    shapes, maps, x = fill(model), [], image(size)
     for i, layer in enumerate(model.features):
         x = layer(x)
         if i % 2:
@@ -128,7 +128,7 @@ def of_official(kind):
 
 
 MAKERS = {
-    "torchvision": (of_torchvision, ("v1", "v2")),
+    "torchvision": (of_torchvision, ("v1", "v2", "v1_single", "v2_single")),
     "timm": (of_timm, ("v1", "v2")),
     "transformers": (of_transformers, ("v1", "v2")),
     "mmdetection": (of_mmdetection, ("v1",)),
@@ -141,8 +141,9 @@ def main():
     for system in sys.argv[1:]:
         make, kinds = MAKERS[system]
         for kind in kinds:
+            version, *single = kind.split("_")
             with torch.inference_mode():
-                shapes, maps = make(kind)
+                shapes, maps = make(version, case.SINGLE_SIZE) if single else make(version)
             saved[f"{system}_{kind}/shapes"] = np.array(json.dumps(shapes))
             for stage, x in enumerate(maps, start=2):
                 saved[f"{system}_{kind}/res{stage}"] = case.thinned(x[0].numpy())
