@@ -63,6 +63,21 @@ def test_padded_rois_leave_statistics_and_gradients_alone(head):
                jax.tree.leaves(variables["batch_stats"]), strict=True))  # fmt: skip
 
 
+def test_statistics_of_a_box_head_leave_padding_out():
+    head = BoxHead(2, 4, num_convs=1, conv_channels=4, norm="batch", num_fcs=1)
+    x, valid = np.array(features(3, side=3)), np.array([[True, False, True]])
+    run = jax.jit(partial(head.apply, drawn(head, x), train=True, mutable=["batch_stats"]))
+    other = x.copy()
+    other[:, 1] = 1e4
+    stats, same, changed = (
+        jax.tree.leaves(run(rows, counted)[1])
+        for rows, counted in ((x, valid), (other, valid), (other, valid | True))
+    )
+    for a, b, c in zip(stats, same, changed, strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert np.all(a != c)
+
+
 def test_names_of_the_box_heads_parameters():
     params = jax.eval_shape(BOX_HEAD.init, jax.random.key(0), features(1))["params"]
     names = {"/".join(path) for path in flatten_dict(params)}
