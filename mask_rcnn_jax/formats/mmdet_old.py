@@ -18,8 +18,9 @@ def upgraded(config: Block) -> Block:
     What has no place there keeps its name. Values keep the places that they have in the files.
     """
     model, data = config.get("model"), config.get("data")
-    is_old = isinstance(model, Block) and isinstance(data, Block)
-    if not is_old or not isinstance(data.get("train"), Block):
+    if not isinstance(model, Block) or not isinstance(data, Block):
+        return config
+    if not isinstance(data.get("train"), Block):
         return config
     new = _copy(config)
     model, data = new["model"], new["data"]
