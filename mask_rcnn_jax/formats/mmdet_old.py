@@ -81,6 +81,9 @@ def _swin(model: Block) -> None:
         backbone.setdefault("drop_path_rate", 0.2)
         for old, name in SWIN.items():
             _rename(backbone, old, backbone, name)
+        frozen = backbone.get("frozen_stages")
+        if isinstance(frozen, int) and frozen > 0:  # 1 is the patches alone, as 0 is
+            backbone["frozen_stages"] = frozen - 1
 
 
 def _proposals(config: Block) -> None:
@@ -201,7 +204,8 @@ def _schedule(new: Block) -> None:
         return
     by_epoch = config.pop("by_epoch", "max_iters" not in loop)
     schedulers = []
-    if config.pop("warmup", None) == "linear":
+    if config.get("warmup") == "linear":
+        del config["warmup"]
         warm = Block({"type": "LinearLR", "begin": 0, "start_factor": 0.1})
         warm["by_epoch"] = config.pop("warmup_by_epoch", False)
         _rename(config, "warmup_ratio", warm, "start_factor")

@@ -1,5 +1,6 @@
 """A recipe, parsed: frozen, typed and checked."""
 
+import math
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -104,8 +105,11 @@ class Recipe:
     @property
     def keypoint_threshold(self) -> float:
         """Lowest score of a keypoint that is drawn: of a heatmap's largest value 2, as in Detectron
-        and maskrcnn-benchmark, of a probability 0.05, as in detectron2."""
-        return 0.05 if self.model.keypoint_head.get("score", "logit") == "softmax" else 2.0
+        and maskrcnn-benchmark, of a probability 0.05, as in detectron2; of a user's head that does
+        not say which it has, all are drawn."""
+        head = self.model.keypoint_head
+        score = head.get("score", getattr(head.builder, "score", None))
+        return {"logit": 2.0, "softmax": 0.05}.get(score, -math.inf)
 
     def with_classes(self, num_classes: int) -> "Recipe":
         """Return a recipe for so many classes."""

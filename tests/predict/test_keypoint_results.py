@@ -2,10 +2,12 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from mask_rcnn_jax.annotations.keypoints import PERSON, skeleton_of
 from mask_rcnn_jax.config import load_config
@@ -13,6 +15,7 @@ from mask_rcnn_jax.data.coco import load_categories
 from mask_rcnn_jax.data.resize import ResizePlan
 from mask_rcnn_jax.evaluation import visualize
 from mask_rcnn_jax.exporting.manifest import ModelInterface, make_manifest
+from mask_rcnn_jax.models.build import name_part
 from mask_rcnn_jax.predict import outputs
 from mask_rcnn_jax.predict.batches import PreparedImage, _detections
 from mask_rcnn_jax.predict.inputs import Input
@@ -110,6 +113,22 @@ def test_keypoints_below_the_threshold_are_not_drawn_nor_lines_to_them():
 def test_the_threshold_is_that_of_the_kind_of_score():
     for recipe, expected in (("coco_keypoints", 2.0), ("coco_keypoints:detectron2", 0.05)):
         assert load_config(recipe).keypoint_threshold == expected
+
+
+class Probabilities:
+    score = "softmax"
+
+
+def some_head() -> Probabilities:
+    return Probabilities()
+
+
+@pytest.mark.parametrize("name, expected", [("Probabilities", 0.05), ("some_head", -np.inf)])
+def test_points_of_a_head_of_ones_own_are_not_all_left_out(name, expected):
+    recipe = load_config("coco_keypoints")
+    head = name_part("keypoint_head", ConfigDict({"name": f"{__name__}:{name}"}))
+    recipe = replace(recipe, model=replace(recipe.model, keypoint_head=head))
+    assert recipe.keypoint_threshold == expected
 
 
 def test_tables_have_a_column_for_each_number_and_other_files_a_line(tmp_path, monkeypatch, caplog):
