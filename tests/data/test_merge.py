@@ -20,6 +20,7 @@ from mask_rcnn_jax.data.source import load_train, load_val
 from mask_rcnn_jax.formats.shapes import uncompressed_rle
 from mask_rcnn_jax.recipe.options import EvalOptions
 from mask_rcnn_jax.recipe.recipe import Recipe
+from mask_rcnn_jax.training.encoding import Found
 from mask_rcnn_jax.training.evaluator import score
 from mask_rcnn_jax.training.scored_file import evaluate_results
 from mask_rcnn_jax.training.setup import open_datasets
@@ -201,8 +202,9 @@ def test_scores_are_those_of_the_same_set_with_other_ids(two):
                 mask = np.roll(a.mask(record.height, record.width), 1, axis=1)
                 code = uncompressed_rle(mask)
                 masks.append(entry | {"segmentation": code})
-        found = score(dataset, (boxes, masks, image_ids(dataset)), EvalOptions())
-        return {name: value for name, value in found.items() if name != "per_category"}
+        found = Found(boxes, masks, None, image_ids(dataset))
+        scores = score(dataset, found, EvalOptions())
+        return {name: value for name, value in scores.items() if name != "per_category"}
 
     ours, theirs = metrics(val), metrics(plain)
     assert 0.3 < theirs["mask_AP"] < 1

@@ -19,6 +19,7 @@ from mask_rcnn_jax.report.analysis import analyze
 from mask_rcnn_jax.report.page import write_report
 from mask_rcnn_jax.report.training_section import training_section
 from mask_rcnn_jax.training import evaluator
+from mask_rcnn_jax.training.encoding import Found
 from mask_rcnn_jax.training.scored_file import evaluate_results
 from tests.evaluation.test_pycocotools import plain_pycocotools
 
@@ -171,7 +172,7 @@ def test_tiles_are_scored_by_all_that_they_find(tmp_path, caplog):
     path = tmp_path / "gt.json"
     path.write_text(json.dumps(gt))
     cv2.imwrite(str(tmp_path / "1.png"), np.zeros((192, 192), np.uint8))
-    found = results, results, [1]
+    found = Found(results, results, None, [1])
     metrics = evaluator.score(load_coco(path, tmp_path), found, EvalOptions(), most=144)
     assert metrics["mask_AP@144"] == pytest.approx(1) and metrics["mask_AP"] < 0.8
     assert "AP@144" in caplog.text and "eval.detections_per_image" not in caplog.text

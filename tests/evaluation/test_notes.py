@@ -11,6 +11,7 @@ from mask_rcnn_jax.evaluation import notes
 from mask_rcnn_jax.evaluation.coco import load_results, score
 from mask_rcnn_jax.recipe.options import EvalOptions
 from mask_rcnn_jax.training import evaluator
+from mask_rcnn_jax.training.encoding import Found
 from tests.data.small_set import rectangle, write_coco
 
 GOOD = rectangle(5, 5, 20, 10)
@@ -84,7 +85,7 @@ def test_a_training_says_it_once(tmp_path, caplog):
     dataset = load_coco(*files)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            found = [RESULT], None, [1]
+            found = Found([RESULT], None, None, [1])
             evaluator.score(dataset, found, EvalOptions(detections_per_image=3))
     assert caplog.text.count("has the id 0") == 1
     assert caplog.text.count("eval.detections_per_image allows 3: 2 of 5 objects") == 1
