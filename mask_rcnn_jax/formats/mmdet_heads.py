@@ -15,6 +15,7 @@ from mask_rcnn_jax.formats.mmdet_fields import (
     MASK_ROIS,
     MASKS,
     POINT,
+    RCNN_TEST,
     RCNN_TRAIN,
 )
 
@@ -131,6 +132,10 @@ def _mask_head(fields: Fields, stages: int) -> dict[str, Any]:
     if detector == "PointRend":
         if not fields.named(POINT):
             raise fields.fault(f"{POINT}.type", "'MaskPointHead'")
+        least = {f"{RCNN_TEST}.subdivision_steps": 1, f"{RCNN_TEST}.subdivision_num_points": 196}
+        for field, low in least.items():  # below, mmdetection keeps cells of the coarse mask
+            if fields.number(field, low) < low:
+                raise fields.fault(field, f"at least {low}")
         name = {"model.mask_head.name": "pointrend"}
         return name | fields.same(same, "coco_detectron2:pointrend")
     several = {"model.mask_head.name": "mean", "model.mask_head.heads": stages} if stages else {}

@@ -163,6 +163,15 @@ def _mmdetection_box_head(stage: str, ours: str) -> Rows:
     )
 
 
+_MMDETECTION_POINTREND: Rows = (
+    ("roi_head.mask_head.downsample_conv.conv", "mask_head/coarse_conv"),
+    ("roi_head.mask_head.fcs.{fc-1}", "mask_head/coarse_fc{fc}"),
+    ("roi_head.mask_head.fc_logits", "mask_head/coarse_predictor"),
+    ("roi_head.point_head.fcs.{point-1}.conv", "mask_head/point_head/fc{point}"),
+    ("roi_head.point_head.fc_logits", "mask_head/point_head/predictor"),
+)
+
+
 def _mmdetection_mask_head(stage: str, ours: str) -> Rows:
     """Return rows for a mask head; stage: as above."""
     head = f"roi_head.mask_head.{stage}." if stage else "roi_head.mask_head."
@@ -184,6 +193,7 @@ _MMDETECTION_HEADS: Rows = (
     *_mmdetection_box_head("{cascade}", "cascade/heads_{cascade-1}"),
     *_mmdetection_mask_head("", "mask_head"),
     *_mmdetection_mask_head("{mask}", "mask_head/heads_{mask}"),
+    *_MMDETECTION_POINTREND,
 )
 MMDETECTION: Rows = (*torch_resnet("backbone."), *_MMDETECTION_HEADS)
 _CONVNEXT, MMDETECTION_CONVNEXT_TABLES = convnext("backbone.")

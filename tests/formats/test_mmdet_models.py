@@ -257,6 +257,8 @@ def test_a_field_sets_its_entry(text, entries, tmp_path):
         (CASCADE.replace("'GIoULoss'", "'L1Loss'"), "reg_decoded_bbox is True, expected False"),
         (POINTREND.replace("num_fcs=3", "num_fcs='3'"), "point_head.num_fcs is '3', expected a wh"),
         (POINTREND.replace("mask_size=7", "mask_size=14"), "mask_size is 14, expected 7"),
+        (POINTREND.replace("28 * 28", "195"), "num_points is 195, expected at least 196"),
+        (POINTREND.replace("steps=5", "steps=0"), "subdivision_steps is 0, expected at least 1"),
         (POINTREND.replace("point_head=point_head", ""), "point_head.type is None, expected 'Mask"),
         (POINTREND.replace("'PointRend'", "'MaskRCNN'"), "head.type is 'PointRendRoIHead', exp"),
         (CHOICE.replace("[resize]", "[crop]"), "RandomChoice', expected lists of transforms, of"),
