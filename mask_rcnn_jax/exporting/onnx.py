@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 
 from mask_rcnn_jax.exporting import onnx_named, onnx_static
 from mask_rcnn_jax.jax_to_onnx import products as onnx_products
@@ -138,6 +139,8 @@ def build_onnx(
     )
     num_classes = ability(model.box_head, BoxHeadLike, "num_classes")
     given = [images, sizes]
+    if model.keypoint_head is not None:
+        logging.info("ONNX looks once for a keypoint; docs/deployment.md says what it may miss")
     found = add_function(graph, predict, variables, shapes, given, num_classes, static=static)
     outputs = _add_outputs(graph, found, "INT32" if planar else "BOOL")
     clean_up(graph, outputs)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.evaluation.visualize import write_image
-from mask_rcnn_jax.exporting import artifact
+from mask_rcnn_jax.exporting import artifact, onnx
 from mask_rcnn_jax.exporting.compare import compare
 from mask_rcnn_jax.exporting.manifest import make_manifest
 from mask_rcnn_jax.exporting.options import ArtifactOptions
@@ -86,6 +86,20 @@ def test_the_parser_of_deepstream_has_no_keypoints(tmp_path):
     options = ArtifactOptions(deepstream=True, picture_size=(64, 128))
     with pytest.raises(ValueError, match="^--deepstream: .* no keypoints$"):
         artifact.build_artifact(small(), {}, CATEGORIES, "onnx", options, tmp_path)
+
+
+@pytest.mark.parametrize("recipe", ["coco_keypoints", "coco"])
+def test_one_line_says_that_keypoints_are_looked_for_once(recipe, monkeypatch, caplog):
+    def stop(*given, **options):
+        raise InterruptedError
+
+    config = small() if recipe == "coco_keypoints" else small_config(recipe, CANVAS, **SMALL_TRUNK)
+    model, _ = predict_function(config)
+    monkeypatch.setattr(onnx, "add_function", stop)
+    with caplog.at_level("INFO"), pytest.raises(InterruptedError):
+        build_onnx(model, {}, OnnxInput(CANVAS, CANVAS), opset=17, detect=config.eval)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == (recipe == "coco_keypoints") and all("looks once" in text for text in said)
 
 
 def test_the_client_has_points_in_pixels_of_the_image():
