@@ -21,9 +21,10 @@ def random_flip(
 ) -> Batch:
     """Mirror each image left to right with that probability, inside its own width.
 
-    box_offset: 1 where boxes are inclusive, which keypoints, as places, never are. whole_masks:
-    masks are of the image, not of the box. keypoint_mirror: `annotations.keypoints.mirror_places`
-    of the keypoints.
+    box_offset: 1 where boxes are inclusive. Polygons then go to W - 1 - x with them, a pixel beside
+    their places in the mirror image, as in maskrcnn-benchmark; keypoints, as places, to W - x.
+    whole_masks: masks are of the image, not of the box. keypoint_mirror:
+    `annotations.keypoints.mirror_places` of the keypoints.
     """
 
     def one(image, size, targets, key):

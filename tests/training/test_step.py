@@ -250,6 +250,20 @@ def test_flip_mirrors_image_boxes_and_masks_inside_the_image_width():
         np.testing.assert_array_equal(a, b)
 
 
+def test_polygons_of_inclusive_boxes_are_mirrored_as_maskrcnn_benchmark_does():
+    batch = tiny_batch(1).replace(image_sizes=np.array([[64, 50]], np.int32))
+    polygons = np.zeros((*batch.targets.valid.shape, 4, 3), np.float32)
+    polygons[..., 2] = -1  # unused
+    polygons[0, 0, :3] = [(10, 5, 0), (20.5, 5, 0), (0, 9, 0)]
+    batch = batch.replace(targets=batch.targets.replace(polygons=polygons))
+    keys = jax.random.split(jax.random.key(0), 1)
+    for offset, expected in ((0, (40, 29.5, 50)), (1, (39, 28.5, 49))):
+        found = np.asarray(random_flip(batch, keys, 1.0, box_offset=offset).targets.polygons)
+        np.testing.assert_array_equal(found[0, 0, :3, 0], expected)
+        np.testing.assert_array_equal(found[..., 1:], polygons[..., 1:])
+        assert not found[0, 1:, :, 0].any() and found[0, 0, 3, 0] == 0
+
+
 def test_flip_swaps_left_and_right_keypoints_and_leaves_unlabeled_ones_zero():
     batch = tiny_batch(2)
     batch = batch.replace(image_sizes=np.array([[64, 50], [64, 64]], np.int32))
