@@ -211,6 +211,9 @@ def _schedule(new: Block) -> None:
         _rename(config, "warmup_ratio", warm, "start_factor")
         _rename(config, "warmup_iters", warm, "end")
         schedulers.append(warm)
+    elif config.get("warmup") is None:
+        for name in ("warmup", "warmup_ratio", "warmup_iters", "warmup_by_epoch"):
+            config.pop(name, None)
     policy, place = _take(config, "policy")
     kind = {"step": "MultiStepLR", "CosineAnnealing": "CosineAnnealingLR"}.get(policy, policy)
     main = Block({"type": kind, "by_epoch": by_epoch}, {"type": place} if place else {})

@@ -245,6 +245,7 @@ def _length(fields: Fields, gpus: int, notes: list[str]) -> dict[str, Any]:
         per_epoch = -(-images * fields.values["repeats"] // batch) if batch else 0
     else:
         entries |= {"train.steps": length, "train.epochs": 0.0}
+    entries["optim.warmup_until"] = 0.0
     decays: list[tuple[float, float]] = []
     for index in range(len(fields.named("param_scheduler"))):
         name = f"param_scheduler.{index}"
@@ -261,6 +262,7 @@ def _length(fields: Fields, gpus: int, notes: list[str]) -> dict[str, Any]:
             if unit:
                 entries |= warmup_entries(end / unit, factor, float(rate))
             else:
+                del entries["optim.warmup_until"]
                 entries["optim.warmup_factor"] = factor
                 text = "the number of images is not known; set optim.warmup_until, a fraction"
                 notes.append(f"{name}.end = {end}: {text}")

@@ -194,7 +194,8 @@ LSJ = (
         (
             "train_cfg = dict(max_epochs=36)\n"
             "param_scheduler = [dict(type='MultiStepLR', milestones=[27, 33], by_epoch=True)]",
-            {"train.epochs": 36.0, "optim.decay_at": (27 / 36, 33 / 36)},
+            {"train.epochs": 36.0, "optim.decay_at": (27 / 36, 33 / 36),
+             "optim.warmup_until": 0.0},
         ),
         (
             "train_cfg = dict(_delete_=True, type='IterBasedTrainLoop', max_iters=1000)\n"

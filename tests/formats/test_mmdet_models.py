@@ -206,6 +206,16 @@ def test_a_cascade_of_mmdetection_2_is_the_recipe_of_the_paper(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("words", ["warmup=None, warmup_iters=500, ", ""])
+def test_mmdetection_2_may_have_no_warm_up(words, tmp_path):
+    old = "warmup='linear', warmup_iters=500, warmup_ratio=0.001, "
+    text = OLD_TRAINING.replace(old, words)
+    (tmp_path / "mine.py").write_text(FILES["model"] + text)
+    notes = write_recipe(tmp_path / "mine.py", tmp_path / "recipe.py", 8)
+    assert load_config(tmp_path / "recipe.py").optim.warmup_until == 0
+    assert not any("warmup" in note for note in notes)
+
+
 @pytest.mark.parametrize(
     "text, entries",
     [
