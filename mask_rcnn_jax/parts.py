@@ -16,6 +16,7 @@ from typing import (
     Literal,
     NamedTuple,
     Protocol,
+    TypeGuard,
     get_args,
     get_origin,
     get_type_hints,
@@ -39,6 +40,16 @@ class Section(Protocol):
     def keys(self) -> Iterable[str]: ...
 
     def items(self) -> Iterable[tuple[str, Any]]: ...
+
+
+def is_section(value: object) -> TypeGuard[Section]:
+    """Return whether a value is a section of a config."""
+    return _are_sections(type(value))
+
+
+@cache  # Python looks at every method of a class, which took half of the time to read a recipe
+def _are_sections(kind: type) -> bool:
+    return issubclass(kind, Section)
 
 
 class UnknownEntry(ValueError):
@@ -236,7 +247,7 @@ def checked(
 ) -> dict[str, Any]:
     """Return a section's entries as the part takes them; arguments and errors of `build`."""
     known = entries(part, given)
-    if not isinstance(section, Section):
+    if not is_section(section):
         raise ValueError(f"{where} is {section!r}, expected a section with {sorted(known)}")
     signature, _, _ = _signature(part)
     takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.values())
@@ -269,7 +280,7 @@ def named(
     section: None is short for the name "none". given: parameters that come later. imports: whether
     a function of a user's is imported; otherwise `not_imported` takes its place.
     """
-    if section is not None and not isinstance(section, Section):
+    if section is not None and not is_section(section):
         raise ValueError(f"{where} is {section!r}, expected a section with a name")
     values = {"name": "none"} if section is None else dict(section.items())
     name = values.pop("name", next(iter(builders)))
@@ -347,7 +358,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 def _plain(value: Any) -> Any:
     """Return tuples for lists and dicts for sections."""
-    if isinstance(value, Section):
+    if is_section(value):
         return {key: _plain(item) for key, item in value.items()}
     return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
 

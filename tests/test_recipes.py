@@ -1,5 +1,6 @@
 """The recipes: each describes a whole model, and docs/recipe_differences.md agrees with them."""
 
+import functools
 import importlib.util
 import json
 import re
@@ -51,6 +52,7 @@ OTHER_PARTS = ("model.backbone.", "model.fpn.")  # their sections have entries o
 KINDS = ("coco_detectron2:x101_3x", "coco_convnext", "coco_dino:v2_s_reg", REGNETS[1], "quickstart")
 
 
+@functools.cache
 def recipe(name: str):
     stem, _, variant = name.partition(":")
     return load_config(f"{ROOT}/configs/{stem}.py" + (f":{variant}" if variant else ""))

@@ -133,7 +133,7 @@ class ModelOptions:
         None as `mask_head` leaves the mask head out. imports: see `parts.named`. Raises ValueError,
         naming the entry, if one is unknown or has an invalid value.
         """
-        if not isinstance(section, parts.Section):
+        if not parts.is_section(section):
             raise ValueError(f"model is {section!r}, expected a section with {sorted(PARTS)}")
         given = [name for name in BUILDERS if name in section]
         named = {name: name_part(name, section[name], imports=imports) for name in given}
@@ -158,7 +158,7 @@ PARTS = tuple(f.name for f in fields(ModelOptions) if f.name not in _NO_PARTS)
 
 def name_part(section: str, entries: Any, *, imports: bool = True) -> parts.Named:
     """Find and check what a section of `BUILDERS` describes; None is short for the name "none"."""
-    if isinstance(entries, parts.Section) and entries.get("name", "") == "none":
+    if parts.is_section(entries) and entries.get("name", "") == "none":
         entries = None  # what else it says is of no head
     where, later = f"model.{section}", LATER[section]
     return parts.named(entries, BUILDERS[section], where, later, imports=imports)
