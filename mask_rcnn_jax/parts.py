@@ -44,7 +44,7 @@ class Section(Protocol):
 
 def is_section(value: object) -> TypeGuard[Section]:
     """Return whether a value is a section of a config."""
-    return _are_sections(type(value))
+    return _are_sections(type(value))  # type: ignore[arg-type]
 
 
 @cache  # Python looks at every method of a class, which took half of the time to read a recipe
