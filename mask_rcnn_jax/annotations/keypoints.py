@@ -56,7 +56,7 @@ def skeleton_of(categories: Iterable[Mapping[str, Any]], names: Sequence[str]) -
         lines = category.get("skeleton")
         if not _are_names(own) or not isinstance(lines, list):
             continue
-        pairs = [(own[a - 1], own[b - 1]) for a, b in filter(partial(_is_line, own), lines)]
+        pairs = [(own[a - 1], own[b - 1]) for a, b in filter(partial(is_line, own), lines)]
         known = [(place[a], place[b]) for a, b in pairs if a in place and b in place]
         if known:
             return tuple(known)
@@ -64,7 +64,7 @@ def skeleton_of(categories: Iterable[Mapping[str, Any]], names: Sequence[str]) -
     return tuple((place[a], place[b]) for a, b in pairs if a in place and b in place)
 
 
-def _is_line(own: Sequence[str], line: Any) -> bool:
+def is_line(own: Sequence[str], line: Any) -> bool:
     """Whether an entry of a skeleton is two places, from 1, of these names."""
     if not isinstance(line, list | tuple) or len(line) != 2:
         return False

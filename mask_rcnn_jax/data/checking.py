@@ -83,11 +83,13 @@ def inspect_coco(
     findings.images, findings.classes = len(content["images"]), len(content["categories"])
     findings.problems += checks.id_problems(content)
     findings.problems += checks.training_problems(content, image_dir, True)
-    findings.problems += other_names(content["categories"], keypoints)
+    others = other_names(content["categories"], keypoints)
+    findings.problems += others
     known = {entry["id"] for entry in content["images"]}
     annotations = [entry for entry in content["annotations"] if entry["image_id"] in known]
     sections = content | {"annotations": annotations}
-    truth = GroundTruth(os.fspath(json_path), sections, boxes_only)
+    used = () if others else keypoints  # their faults stop training
+    truth = GroundTruth(os.fspath(json_path), sections, boxes_only, keypoints=used)
     findings.problems += truth.faults()
     _decode_images(content["images"], image_dir, findings, bands, upright)
     names = {entry["id"]: entry["name"] for entry in content["categories"]}

@@ -225,13 +225,48 @@ def test_check_names_what_is_odd_about_keypoints(tmp_path):
     changes = {
         (1, 2, 2): "1 annotations have keypoints that data.keypoints cannot use.*annotation 1: .*9",
         (1, 2, 2, 97, 9, 1, 0, 0, 0): "1 annotations have labeled keypoints outside.*annotation 1",
-        (1, 2, 2, 5, 9, 1, 0, 0, 0): "num_keypoints.*annotation 1 has 3, and 2 with v above 0",
+        (21, 12, 2, 25, 19, 1, 0, 0, 0): "num_keypoints.*annotation 1 has 3, and 2 with v above 0",
+        (0.3, 0.2, 2, 0, 0, 0, 0, 0, 0): "no keypoint in their box.*annotation 1 has one at 0.3, 0",
     }
     for points, expected in changes.items():
         content["annotations"][0]["keypoints"] = list(points)
         (tmp_path / "figures.json").write_text(json.dumps(content))
         (line,) = inspect_coco(tmp_path / "figures.json", tmp_path).warnings
         assert re.search(expected, line), line
+
+
+def test_check_finds_what_stops_training_with_the_names_of_a_recipe(tmp_path):
+    """One fault is one problem; without the names it is a warning."""
+    content = figure_json()
+    content["annotations"][0]["keypoints"] = [1, 2, 2]
+    with pytest.raises(ValueError, match="3 numbers"):
+        load(tmp_path, content)
+    found = inspect_coco(tmp_path / "figures.json", tmp_path, keypoints=NAMES)
+    assert not found.warnings
+    assert [line for line in found.problems if "3 numbers, expected 9" in line] == [
+        line for line in found.problems if "annotation 1 " in line
+    ]
+    assert inspect_coco(tmp_path / "figures.json", tmp_path).warnings
+
+
+@pytest.mark.parametrize("value", [None, [], [0] * 9])
+def test_check_says_that_nothing_is_labeled(tmp_path, value):
+    content = figure_json()
+    for entry in content["annotations"]:
+        entry.update(keypoints=value, num_keypoints=0)
+    load(tmp_path, content, ())
+    (line,) = inspect_coco(tmp_path / "figures.json", tmp_path, keypoints=NAMES).warnings
+    assert "no annotation has labeled keypoints" in line
+    assert not inspect_coco(tmp_path / "figures.json", tmp_path).warnings
+
+
+@pytest.mark.parametrize("lines", [[[1, 2], [0, 1]], [[1, 4]], [1, 2], "12", {"a": 1}])
+def test_check_names_lines_of_a_skeleton_that_are_not_drawn(tmp_path, lines):
+    content = figure_json()
+    content["categories"][0]["skeleton"] = lines
+    load(tmp_path, content, ())
+    (line,) = inspect_coco(tmp_path / "figures.json", tmp_path).warnings
+    assert re.search("category 'figure' has .* in its skeleton, .* from 1 to 3", line)
 
 
 def test_an_offset_moves_labeled_points_and_is_taken_off_the_ground_truth(tmp_path):
