@@ -15,9 +15,9 @@ and timm (model.safetensors) and Meta's own (.pth) are read. DINOv3's weights of
 have colors of their own: --config.model.input.mean="(109.65,104.805,75.48)"
 --config.model.input.std="(54.315,39.78,36.465)" --accept_mismatch.
 
-`:vit_s`, `:vit_splus`, `:vit_b` and `:vit_l` are DINOv3's vision transformers; `:v2_s`, `:v2_b` and
-`:v2_l` are DINOv2's, also with registers (`:v2_s_reg`). All blocks attend to the whole map, which
-takes more time and memory than ViTDet's windows.
+`:vit_s`, `:vit_splus`, `:vit_b` and `:vit_l` are DINOv3's vision transformers; `:v2_s`, `:v2_b`,
+`:v2_l` and `:v2_g` are DINOv2's, also with registers (`:v2_s_reg`). All blocks attend to the whole
+map, which takes more time and memory than ViTDet's windows.
 Of a frozen trunk: --config.model.backbone.frozen_blocks=12 (fewer freeze the first ones), and for a
 ConvNeXt --config.optim.freeze="('backbone/stem_*','backbone/down*','backbone/res*')".
 Deliberate differences: positions are not shifted, jittered or rescaled in training; DINOv2's patch
@@ -44,9 +44,11 @@ SYSTEMS = {
     "v2_s": ("DINOv2's ViT-S", None, None),
     "v2_b": ("DINOv2's ViT-B", None, None),
     "v2_l": ("DINOv2's ViT-L", None, None),
+    "v2_g": ("DINOv2's ViT-g", None, None),
     "v2_s_reg": ("DINOv2's ViT-S with registers", None, None),
     "v2_b_reg": ("DINOv2's ViT-B with registers", None, None),
     "v2_l_reg": ("DINOv2's ViT-L with registers", None, None),
+    "v2_g_reg": ("DINOv2's ViT-g with registers", None, None),
 }
 
 CONVNEXTS: dict[str, dict[str, Any]] = {
@@ -60,6 +62,7 @@ VITS: dict[str, dict[str, Any]] = {
     "splus": dict(width=384, depth=12, num_heads=6, drop_path=0.1, gated=True),
     "b": dict(width=768, depth=12, num_heads=12, drop_path=0.1),
     "l": dict(width=1024, depth=24, num_heads=16, drop_path=0.4),
+    "g": dict(width=1536, depth=40, num_heads=24, drop_path=0.4, gated=True, hidden=4096),
 }
 V2 = dict(table_side=37, norm_eps=1e-6)
 VARIANTS = ("convnext_t", *list(SYSTEMS)[1:])
@@ -73,7 +76,7 @@ def get_config(variant: str = "convnext_t") -> ConfigDict:
         config = coco_convnext.get_config()
         config.model.backbone.update(CONVNEXTS[size], layer_scale=1e-6)
         return config
-    config = coco_vitdet.get_config("l" if size == "l" else "b")
+    config = coco_vitdet.get_config("l" if size in ("l", "g") else "b")
     trunk = VITS[size]
     if kind == "v2":
         trunk = trunk | V2 | dict(registers=4 if registers else 0)

@@ -37,7 +37,7 @@ SWINS = ("coco_swin", "coco_swin:tiny_1x", "coco_swin:small", "coco_swin:cascade
          "coco_swin:cascade_base")  # fmt: skip
 DINOS = ("coco_dino", *(f"coco_dino:{size}" for size in (
     "convnext_s", "convnext_b", "convnext_l", "vit_s", "vit_splus", "vit_b", "vit_l", "v2_s",
-    "v2_b", "v2_l", "v2_s_reg", "v2_b_reg", "v2_l_reg")))  # fmt: skip
+    "v2_b", "v2_l", "v2_g", "v2_s_reg", "v2_b_reg", "v2_l_reg", "v2_g_reg")))  # fmt: skip
 REGNETS = ("coco_detectron2:lsj_100ep_regnetx_4gf", "coco_detectron2:lsj_400ep_regnety_4gf")
 KEYPOINTS = ("coco_keypoints", "coco_keypoints:coco_v1", "coco_keypoints:detectron2",
              "coco_keypoints:detectron2_3x")  # fmt: skip
@@ -172,6 +172,8 @@ def test_the_schedule_of_swin(name, epochs, decays):
      pytest.param("vit_l", 303_128_576, marks=pytest.mark.slow),
      ("v2_s", 22_056_192 - 12 * 384 + 384 * 3 * (16**2 - 14**2)),
      ("v2_b_reg", 86_582_016 - 11 * 768 + 768 * 3 * (16**2 - 14**2)),
+     pytest.param("v2_g_reg", 1_136_483_840 - 39 * 1536 + 1536 * 3 * (16**2 - 14**2),
+                  marks=pytest.mark.slow),
      ("convnext_l", 196_230_336 + 2 * (192 + 384 + 768))],
 )  # fmt: skip
 def test_trunks_of_dino_have_timm_s_number_of_parameters(name, count):

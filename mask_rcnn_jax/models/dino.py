@@ -12,11 +12,12 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
+from mask_rcnn_jax.models.channels import Channels, make_channels
 from mask_rcnn_jax.models.conv import Conv
 from mask_rcnn_jax.models.drop_path import drop_path, fold_in
 from mask_rcnn_jax.models.init import normal, normal_dense
 from mask_rcnn_jax.models.norm import make_norm
-from mask_rcnn_jax.models.trunk import TransformerTrunk
+from mask_rcnn_jax.models.trunk import MLP_RATIO, TransformerTrunk
 from mask_rcnn_jax.models.vit import Attend, attend, table_positions
 
 BASE = 100.0  # longest period of the rotations, in halves of the map
@@ -39,7 +40,8 @@ class Dino(TransformerTrunk, kw_only=True):
             in DINOv2; 0: rotary positions as in DINOv3 (Su et al., "RoFormer", 2021), which fit
             maps of any size.
         gated: SwiGLU (Shazeer, "GLU Variants Improve Transformer", 2020) in place of GELU, as in
-            DINOv3's ViT-S+.
+            DINOv3's ViT-S+ and DINOv2's ViT-g.
+        hidden: channels between a block's fully connected layers; 0: four times `width`.
         layers: blocks, counted from 0, whose maps are returned; (): the last.
         frozen_blocks: blocks that are not trained, counted from the first, and with them the
             embeddings; all of them: nothing of the trunk is trained.
@@ -56,6 +58,7 @@ class Dino(TransformerTrunk, kw_only=True):
     registers: int = 4
     table_side: int = 0
     gated: bool = False
+    hidden: int = 0
     layers: tuple[int, ...] = ()
     frozen_blocks: int = 0
     layer_scale: float = 1e-5
@@ -63,7 +66,7 @@ class Dino(TransformerTrunk, kw_only=True):
     attention: Attend = "xla"
 
     def __post_init__(self):
-        parts.check_at_least(self, width=1, depth=1, patch=1, registers=0, table_side=0)
+        parts.check_at_least(self, width=1, depth=1, patch=1, registers=0, table_side=0, hidden=0)
         unit = 1 if self.table_side else 4  # a rotary head is in quarters
         if self.num_heads < 1 or self.width % (unit * self.num_heads):
             expected = f"a divisor of width={self.width}"
@@ -83,6 +86,12 @@ class Dino(TransformerTrunk, kw_only=True):
     def block_widths(self) -> dict[str, int]:
         """Channels of each block."""
         return {f"block{i}": self.width for i in range(self.depth)}
+
+    @property
+    def prunable(self) -> dict[str, Channels]:
+        """The channels between each block's fully connected layers; norms look at all others."""
+        channels = make_channels(self.hidden or MLP_RATIO * self.width)
+        return {f"{name}/fc1": channels for name in self.block_widths}
 
     @property
     def frozen(self) -> tuple[str, ...]:

@@ -14,23 +14,38 @@ from mask_rcnn_jax.weights.trunk_names import Rows
 # have names alike.
 _QUERY = re.compile(r"(.*\blayer\.\d+\.attention\.(?:attention\.)?)(?:q_proj|query)\.weight")
 _KINDS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"))
+# Gates and what they weigh in one layer, gates first: ViT-g of transformers, Meta and timm.
+_PACKED = re.compile(r"(.*\.mlp\.)(weights_in|w12|fc1)\.(weight|bias)")
 # Scales of the branches, which MAE's vision transformer of the same names lacks.
 META_SIGN, TIMM_SIGN = "blocks.0.ls1.gamma", "blocks.0.gamma_1"
 UNUSED = r".*mask_token|rope_embed\.periods|(local_)?cls_norm\..*|head\..*|classifier\..*"
 
 
 def joined(arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-    """Return a file's arrays with queries, keys and values in one layer, as in our trunk; those of
-    other models as they are.
+    """Return a file's arrays with queries, keys and values in one layer and gates in another, as in
+    our trunk; those of other models as they are.
 
     Keys' biases are left out, see `models.dino.Attention`; biases that a file leaves out are 0.
     Raises ValueError for a bias of keys that matters, because they are rotated.
     """
     if any(map(_QUERY.fullmatch, arrays)):
-        return _join_projections(arrays)
+        return _split_gates(_join_projections(arrays))
     if META_SIGN in arrays or TIMM_SIGN in arrays:
-        return _split_biases(arrays)
+        return _split_gates(_split_biases(arrays))
     return arrays
+
+
+def _split_gates(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    found = dict(arrays)
+    for name, array in arrays.items():
+        if (match := _PACKED.fullmatch(name)) is None:
+            continue
+        prefix, layer, leaf = match.groups()
+        inputs = np.shape(arrays.get(f"{prefix}fc2.weight"))[-1:]
+        if layer != "fc1" or inputs == (len(array) // 2,):  # fc1 is also that of a GELU
+            gate, inner = np.array_split(found.pop(name), 2)
+            found |= {f"{prefix}fc1_g.{leaf}": gate, f"{prefix}fc1_x.{leaf}": inner}
+    return found
 
 
 def _join_projections(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -95,6 +110,7 @@ def huggingface_dinov2(prefix: str) -> tuple[Rows, Rows]:
     and, with other names in the attention, of transformers 5's models."""
     theirs, ours = prefix + "encoder.layer.{block}.", "backbone/block{block}/"
     layers, tables = [("mlp.fc1", "fc1"), ("mlp.fc2", "fc2"), *_NORMS], [*_GAMMAS]
+    layers += [("mlp.fc1_x", "fc1"), ("mlp.fc1_g", "gate"), ("mlp.weights_out", "fc2")]
     for inner, output in (("attention.attention.", "output.dense"), ("attention.", "o_proj")):
         layers += [(f"{inner}qkv", "attn/qkv"), (f"attention.{output}", "attn/proj")]
         tables += [(f"{inner}{letter}_bias", f"attn/{letter}_bias") for letter in "qv"]

@@ -30,6 +30,8 @@ VITS = {
     "vit3_meta_plus": (dict(gated=True), "dinov3_meta"),
     "vit2_hf": (PLAIN, "dinov2"),
     "vit2_hf_reg": (REGISTERED, "dinov2"),
+    "vit2_hf_giant": (PLAIN | dict(gated=True, hidden=88), "dinov2"),
+    "vit2_timm_reg_giant": (REGISTERED | dict(gated=True, hidden=85), "dinov2_meta"),
     "vit2_timm_reg": (REGISTERED, "dinov2_meta"),
     "vit2_timm_reg_16": (REGISTERED | dict(patch=16), "dinov2_meta"),
 }
@@ -139,6 +141,20 @@ def test_a_classifier_with_registers_has_the_name_of_its_class_before_others():
     arrays["classifier.weight"] = np.zeros((5, 64), np.float32)
     expected = to_flax(arrays_of("vit2_hf_reg"), norm=None, eps=1e-5)
     jax.tree.map(np.testing.assert_array_equal, to_flax(arrays, norm=None, eps=1e-5), expected)
+
+
+def test_metas_file_of_vit_g_has_timms_layers_under_other_names():
+    """As timm's own conversion renames them."""
+    timm = arrays_of("vit2_timm_reg_giant")
+    names = {"mlp.fc1": "mlp.w12", "mlp.fc2": "mlp.w3", "reg_token": "register_tokens"}
+    meta = {}
+    for name, array in timm.items():
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        meta[name] = array
+    found, expected = (to_flax(x, norm=None, eps=1e-5) for x in (meta, timm))
+    assert found[1] == expected[1] == "dinov2_meta"
+    jax.tree.map(np.testing.assert_array_equal, found[0], expected[0])
 
 
 def test_rotary_transformers_of_other_kinds_are_refused():

@@ -138,6 +138,10 @@ def main() -> None:
         "vit2_hf_reg": huggingface(
             "Dinov2WithRegisters", "Dinov2WithRegistersConfig", patch_size=14, **both
         ),
+        "vit2_hf_giant": huggingface(
+            "Dinov2", "Dinov2Config", patch_size=14, use_swiglu_ffn=True, **both
+        ),
+        "vit2_timm_reg_giant": timm_vit("vit_giant_patch14_reg4_dinov2", **of_14),
         "vit2_timm_reg": timm_vit("vit_small_patch14_reg4_dinov2", **of_14),
         "vit2_timm_reg_16": timm_resampled(),
     }
