@@ -6,9 +6,9 @@ python docs/tables.py
 import importlib
 from pathlib import Path
 
-from mask_rcnn_jax import parts
 from mask_rcnn_jax.config import flatten
 from mask_rcnn_jax.models.protocols import PROTOCOLS, PartLike
+from mask_rcnn_jax.signatures import meanings
 
 FOLDER = Path(__file__).parent
 BEGIN, END = "<!-- docs/tables.py writes this -->\n", "<!-- end -->"
@@ -40,10 +40,10 @@ def abilities() -> str:
     attributes = _header("section", "attribute", "without it", "meaning")
     arguments = _header("section", "argument of `__call__`", "value")
     for section, protocol in {"all": PartLike, **PROTOCOLS}.items():
-        for name, meaning in parts.meanings(protocol).items():
+        for name, meaning in meanings(protocol).items():
             default = f"`{getattr(protocol, name)}`"
             attributes.append(_row(section, f"`{name}`", default, meaning.rstrip(".")))
-        for name, meaning in parts.meanings(protocol.__call__).items():
+        for name, meaning in meanings(protocol.__call__).items():
             arguments.append(_row(section, f"`{name}`", meaning.rstrip(".")))
     return "\n".join([*attributes, "", *arguments]) + "\n"
 

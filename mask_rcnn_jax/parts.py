@@ -7,7 +7,6 @@ give meanings.
 
 import importlib
 import inspect
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cache
@@ -19,9 +18,10 @@ from typing import (
     TypeGuard,
     get_args,
     get_origin,
-    get_type_hints,
     runtime_checkable,
 )
+
+from mask_rcnn_jax.signatures import Signature, signature_of
 
 MODULE_FIELDS = ("parent", "name")  # fields on every Flax module
 NO_ENTRY = {"no entry": True}  # metadata of a field that follows from other values
@@ -126,34 +126,19 @@ def entries(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Entry]:
     return found
 
 
-# Parameters, their annotations and their meanings, by name.
-Signature = tuple[Mapping[str, inspect.Parameter], dict[str, Any], dict[str, str]]
-
-
 def _signature(part: Callable) -> Signature:
     is_plain = inspect.isclass(part) or inspect.isfunction(part)
-    return (_remembered if is_plain else _find_signature)(part)
+    return (_remembered if is_plain else signature_of)(part)
 
 
-def _find_signature(part: Callable) -> Signature:
-    hints = get_type_hints(part if inspect.isfunction(part) else part.__init__)
-    bases = reversed(inspect.getmro(part)) if inspect.isclass(part) else [part]
-    texts = {name: text for base in bases for name, text in meanings(base).items()}
-    return inspect.signature(part).parameters, hints, texts
+_remembered = cache(signature_of)  # it takes most of the time in which a recipe is read
 
 
-_remembered = cache(_find_signature)  # it takes most of the time in which a recipe is read
-
-
-def defaults(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return a config section with the part's defaults; those it needs have none."""
-    found = {name: entry.default for name, entry in entries(part, given).items()}
-    return {n: to_section(v) for n, v in found.items() if v is not inspect.Parameter.empty}
-
-
-def builder_defaults(part: Named) -> dict[str, Any]:
-    """Return the defaults of a named part's builder."""
-    found = {name: entry.default for name, entry in part.known.items()}
+def defaults(part: Callable | Named, given: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return a config section with the defaults of a part, or of a named one's builder; those it
+    needs have none."""
+    known = part.known if isinstance(part, Named) else entries(part, given)
+    found = {name: entry.default for name, entry in known.items()}
     return {n: to_section(v) for n, v in found.items() if v is not inspect.Parameter.empty}
 
 
@@ -366,13 +351,3 @@ def _plain(value: Any) -> Any:
 def _text(kind: Any) -> str:
     """Format an annotation: int, tuple[float, ...]."""
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
-
-
-def meanings(part: Callable) -> dict[str, str]:
-    """Return each parameter's text in a docstring's `Attributes` or `Args` section."""
-    doc = inspect.getdoc(part) or ""
-    section = re.search(r"^(?:Attributes|Args):\n((?:[ ]+.*\n?|\n)+)", doc, re.MULTILINE)
-    if not section:
-        return {}
-    items = re.findall(r"^    (\w+): ((?:.*\n?)(?:[ ]{5,}.*\n?)*)", section[1], re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in items}

@@ -47,6 +47,7 @@ FLOORS = {
     "store_folders": 1,
     "network": 1,
     "rle": 0,
+    "signatures": 0,
     "protobuf": 1,
     "consent": 1,
     "parts": 1,

@@ -191,7 +191,7 @@ def entries_in_json(recipe: Recipe) -> dict[str, Any]:
     tree = recipe.to_dict()
     for name in BUILDERS:
         part = getattr(recipe.model, name)
-        tree["model"][name] = parts.builder_defaults(part) | tree["model"][name]
+        tree["model"][name] = parts.defaults(part) | tree["model"][name]
     return json.loads(json.dumps(flatten(tree), default=repr))
 
 

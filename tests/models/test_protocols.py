@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import pytest
 from flax import linen as nn
 
-from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.build import abstract_variables, build_model
 from mask_rcnn_jax.models.protocols import (
     PROTOCOLS,
@@ -16,6 +15,7 @@ from mask_rcnn_jax.models.protocols import (
     PartLike,
     ability,
 )
+from mask_rcnn_jax.signatures import meanings
 from tests import small_trunk
 from tests.helpers import tiny_config
 
@@ -23,7 +23,7 @@ from tests.helpers import tiny_config
 @pytest.mark.parametrize("protocol", [PartLike, *PROTOCOLS.values()])
 def test_every_ability_has_a_meaning_and_a_default(protocol):
     own = inspect.get_annotations(protocol)
-    assert list(parts.meanings(protocol)) == list(own)
+    assert list(meanings(protocol)) == list(own)
     assert all(hasattr(protocol, name) for name in own)
 
 
