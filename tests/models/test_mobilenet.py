@@ -66,7 +66,11 @@ def test_maps_and_gradients_are_timm_s(size):
 # to 1280 channels with its norm, and 1000 classes.
 @pytest.mark.parametrize(
     ("size", "count", "last"),
-    [("small", 3_774_024, 128), ("medium", 9_715_512, 256), ("large", 32_590_864, 512)],
+    [
+        ("small", 3_774_024, 128),
+        pytest.param("medium", 9_715_512, 256, marks=pytest.mark.slow),
+        pytest.param("large", 32_590_864, 512, marks=pytest.mark.slow),
+    ],
 )
 def test_sizes_are_published(size, count, last):
     params = abstract(MobileNetV4(size=size, norm="affine"))["params"]
