@@ -1,5 +1,6 @@
 """The engines that DeepStream builds from an export, and those of the trtexec commands."""
 
+import functools
 import json
 import re
 import shutil
@@ -30,23 +31,26 @@ PICTURE = (48, 80)
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """Folders by precision: float for one source, int8 for three."""
+    """A folder by precision, each exported once: float for one source, int8 for three."""
     config = small_config("quickstart", (64, 128), data__val_images="absent", **SMALL_TRUNK)
     model, root = (config, random_variables(config)), tmp_path_factory.mktemp("exported")
     (root / "photos").mkdir()
     assert cv2.imwrite(str(root / "photos/0.png"), generate_image(0, "val", 0, PICTURE)[0])
     options = {"deepstream": True, "picture_size": PICTURE}
     int8 = {"batch": 3, "int8": True, "calibration": str(root / "photos")}
-    return {
-        "fp32": write_artifact(root / "fp32", model, "onnx", **options),
-        "int8": write_artifact(root / "int8", model, "onnx", **options, **int8),
-    }
+
+    @functools.cache
+    def folder(precision):
+        more = int8 if precision == "int8" else {}
+        return write_artifact(root / precision, model, "onnx", **options, **more)
+
+    return folder
 
 
 @pytest.mark.parametrize(("precision", "sources"), [("fp32", 1), ("int8", 3)])
 @pytest.mark.slow
 def test_nvinfer_builds_the_engine_that_its_config_names(precision, sources, exported):
-    folder = exported[precision]
+    folder = exported(precision)
     engine = build(folder)
     assert engine.precision == precision and engine.profile["max"] == (sources, 3, 64, 128)
     # Else it would be built again at each start.
@@ -61,13 +65,13 @@ def test_nvinfer_builds_the_engine_that_its_config_names(precision, sources, exp
 
 
 def test_engines_of_a_folder_have_names_of_their_own(exported):
-    commands = json.loads((exported["int8"] / "manifest.json").read_text())["tensorrt"]["trtexec"]
+    commands = json.loads((exported("int8") / "manifest.json").read_text())["tensorrt"]["trtexec"]
     names = [re.search(r"--saveEngine=(\S+)", command)[1] for command in commands]
     assert len(commands) == 4 and len(set(names)) == 4
 
 
 def test_int8_needs_a_calibration_file(exported, tmp_path):
-    folder = shutil.copytree(exported["int8"], tmp_path / "out")
+    folder = shutil.copytree(exported("int8"), tmp_path / "out")
     config = (folder / "nvinfer.txt").read_text()
     (folder / "nvinfer.txt").write_text(re.sub("int8-calib-file=.*\n", "", config))
     with pytest.raises(ValueError, match="quantized layers in fp16"):
@@ -80,7 +84,7 @@ def test_a_graph_for_a_fixed_batch_does_not_run_with_fewer_frames(exported, tmp_
     source = OnnxInput((64, 128), size, 3, "float32", planar=True)
     variables = random_variables(config)
     fixed = build_onnx(model, variables, source, opset=17, detect=config.eval)
-    folder = shutil.copytree(exported["int8"], tmp_path / "out")
+    folder = shutil.copytree(exported("int8"), tmp_path / "out")
     parsed = deepstream.parser_model(fixed.SerializeToString(), len(CATEGORIES))
     (folder / deepstream.MODEL).write_bytes(parsed)
     with pytest.raises(Exception, match="Reshape"):
