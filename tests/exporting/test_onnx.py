@@ -329,7 +329,7 @@ def test_soft_nms_is_refused():
         build_onnx(None, {}, None, opset=17, detect=options)
 
 
-@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("static", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_float16_keeps_the_detections_and_the_types_of_inputs_and_outputs(static):
     config = small_config("quickstart", (64, 128), **SMALL_TRUNK)
     model, variables = predict_function(config)[0], random_variables(config)

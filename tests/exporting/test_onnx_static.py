@@ -97,7 +97,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "any size")) for n in MODELS]
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "quickstart")) for n in MODELS]
 )
 def test_detections_are_the_default_models_and_all_shapes_are_fixed(name):
     recipe, size, fixed = MODELS[name]
