@@ -25,16 +25,19 @@ if TYPE_CHECKING:
     from mask_rcnn_jax.recipe.recipe import Recipe
 
 RECIPES = Path(__file__).parent / "configs"
-# What other systems call entries of ours.
+FROZEN = ("model.backbone.frozen_stages", "model.backbone.frozen_blocks", "optim.freeze")
+# What other systems, or other backbones, call entries of ours: the first that a recipe has.
 OTHERS_ENTRIES = {
-    "base_lr": "optim.learning_rate",
-    "batch": "train.batch_size",
-    "freeze": "model.backbone.frozen_stages",
-    "imgsz": "data.image_size",
-    "lr": "optim.learning_rate",
-    "lr0": "optim.learning_rate",
-    "max_iter": "train.steps",
-    "workers": "data.num_workers",
+    "base_lr": ("optim.learning_rate",),
+    "batch": ("train.batch_size",),
+    "freeze": FROZEN,
+    "frozen_blocks": FROZEN,
+    "frozen_stages": FROZEN,
+    "imgsz": ("data.image_size",),
+    "lr": ("optim.learning_rate",),
+    "lr0": ("optim.learning_rate",),
+    "max_iter": ("train.steps",),
+    "workers": ("data.num_workers",),
 }
 
 
@@ -319,16 +322,34 @@ def override_problem(config: ConfigDict, name: str, *, is_section: bool = False)
                 return ""
             parts = ", ".join(f"{name}.{entry}" for entry in node[key])
             return f"{name} is a section, expected one of its entries: {parts}"
+        if isinstance(node, ConfigDict) and sections[:1] == ["model"] and "name" in node:
+            section = ".".join(sections)
+            return (
+                f"there is no config entry {name!r} {_of_section(config, section, node.name, key)}"
+            )
     close = close_entries(config, key) or difflib.get_close_matches(name, flatten(config), 1)
     hint = f", did you mean {' or '.join(map(repr, close))}?" if close else ""
     return f"there is no config entry {name!r}{hint}"
 
 
+def _of_section(config: ConfigDict, section: str, name: str, key: str) -> str:
+    """Say that a section with a `name` has no such entry, and which may be meant."""
+    text = f"with {section}.name={name}"
+    close = close_entries(config, key)
+    if close and (key in OTHERS_ENTRIES or close[0].startswith(f"{section}.")):
+        return f"{text}, did you mean {close[0]!r}?"
+    prefix = f"{section}."
+    entries = [e.removeprefix(prefix) for e in flatten(config) if e.startswith(prefix)]
+    if entries == ["name"]:
+        return f"{text}; a recipe of yours replaces the whole section (models.build.named_section)"
+    return f"{text}, expected one of {sorted(entries)}"
+
+
 def close_entries(config: ConfigDict, key: str) -> list[str]:
     """Return the entries of a recipe's tree that a name without its section may mean."""
     entries = flatten(config)
-    if OTHERS_ENTRIES.get(key) in entries:
-        return [OTHERS_ENTRIES[key]]
+    if known := [name for name in OTHERS_ENTRIES.get(key, ()) if name in entries]:
+        return known[:1]
     if meant := [name for name in entries if f".{name}".endswith(f".{key}")]:
         return sorted(meant, key=lambda name: not name.startswith("train."))
     keys = {name.rpartition(".")[2]: name for name in entries}

@@ -39,6 +39,7 @@ CONFIG_HELP = (
     "config of a run that --workdir names."
 )
 _OVERRIDE = re.compile("--?(no)?config[.]")
+_NAMES = re.compile(r"[^\s,()'\"]*[a-zA-Z][^\s,()'\"]*")  # one of several without quotes
 _REQUIRED = re.compile(r"Flag (--\w+) must have a value other than None")  # says absl
 # Flags of a model whose config a command without --config takes.
 SOURCES = {"workdir": "a run", "artifact": "an exported model", "weights": "a model"}
@@ -96,6 +97,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
                     if flag != "weights" or _brings_entries(sources[-1]):
                         _define_entries(sources[-1], argv, flag)
                         break
+        argv = _quoted(argv)
     try:
         return FLAGS(argv)[1:]
     except flags.UnrecognizedFlagError as error:
@@ -182,6 +184,22 @@ def _define_entries(name: str, argv: Sequence[str], flag: str = "config") -> Non
         raise ValueError(f"--{flag}: {one_line(error)}") from error
 
 
+def _quoted(argv: Sequence[str]) -> list[str]:
+    """Make tuples of what is given as `a,b` for an entry that is a tuple, as `1,2` is one."""
+    config = flags.FLAGS["config"].value
+    entries = flatten(config) if isinstance(config, ConfigDict) else {}
+    quoted = list(argv)
+    for n, argument in enumerate(argv):
+        name, equals, value = argument.partition("=")
+        found = _OVERRIDE.match(argument)
+        if found and isinstance(entries.get(name[found.end() :]), tuple):
+            names = (value if equals else "".join(argv[n + 1 : n + 2])).split(",")
+            if len(names) > 1 and all(map(_NAMES.fullmatch, names)):
+                given = repr(tuple(names))
+                quoted[n if equals else n + 1] = f"{name}={given}" if equals else given
+    return quoted
+
+
 def _check_overrides(config: ConfigDict, argv: Sequence[str]) -> None:
     """Raise ValueError for an override of what is no entry."""
     given = argv[: argv.index("--") if "--" in argv else None]
@@ -205,7 +223,7 @@ def list_config(argv: Sequence[str]) -> None:
     _define_entries(names[-1], argv)
     for flag in flags.FLAGS:
         flags.FLAGS[flag].validators.clear()  # nothing else is needed to list a config
-    flags.FLAGS(argv)
+    flags.FLAGS(_quoted(argv))
     recipe = as_recipe(flags.FLAGS.config)
     shown = recipe.to_dict() if lists_all else recipe.changes()
     print(format_entries(flatten(shown), describe(recipe)))

@@ -37,10 +37,11 @@ class Fields:
 
     def fault(self, name: str, expected: str) -> ValueError:
         """The error for a field, with its line."""
-        text = f"{name} is {show(self.values.get(name))}, expected {expected}"
+        found = show(self.values.get(name))
         if name not in self.places:
+            text = f"{name} is left out, which means {found}, expected {expected}"
             return ValueError(f"{self.path}: {text}")
-        return self.places[name].fault(text)
+        return self.places[name].fault(f"{name} is {found}, expected {expected}")
 
     def get(self, name: str, default: Any = None) -> Any:
         """A field's value, which counts as read."""

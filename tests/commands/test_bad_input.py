@@ -204,6 +204,22 @@ CONFIG_FAULTS = {
         ["'tran.batch_size', did you mean 'train.batch_size' or 'eval.batch_size'?"],
     ),
     "entry of other systems": ({"optim.lr": 1}, ["did you mean 'optim.learning_rate'?"]),
+    "entry of another backbone": (
+        {"model.backbone.frozen_blocks": 2},
+        ["with model.backbone.name=resnet, did you mean 'model.backbone.frozen_stages'?"],
+    ),
+    "entry of a head that is none": (
+        {"model.keypoint_head.num_keypoints": 5},
+        ["with model.keypoint_head.name=none; a recipe of yours replaces the whole section"],
+    ),
+    "entry that a section has not": (
+        {"model.rpn.num_classes": 5},
+        ["there is no config entry 'model.rpn.num_classes', did you mean 'model.num_classes'?"],
+    ),
+    "a list of names without quotes": (
+        {"data.augment": "horizontal_flip,blur"},
+        ["data.augment is 'blur', expected one of"],
+    ),
     "a section": (
         {"model.backbone": "resnet101"},
         ["model.backbone is a section, expected one of its entries:", " model.backbone.depth,"],

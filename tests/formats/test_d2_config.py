@@ -281,7 +281,10 @@ def test_a_fault_is_one_line_with_its_place(text, line, words, tmp_path):
         ("- 1", "no config of detectron2"),
         ("SOLVER: {MAX_ITER: 5}", "has no MODEL, expected a config of detectron2"),
         # detectron2's own default is no feature pyramid.
-        ("MODEL: {MASK_ON: True}", "MODEL.BACKBONE.NAME is 'build_resnet_backbone', expected"),
+        (
+            "MODEL: {MASK_ON: True}",
+            "BACKBONE.NAME is left out, which means 'build_resnet_backbone', ",
+        ),
     ],
 )
 def test_a_config_that_cannot_be_read_is_named(text, words, tmp_path):
