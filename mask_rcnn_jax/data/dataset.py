@@ -165,7 +165,8 @@ def categories(dataset: Dataset) -> list[dict[str, Any]]:
 
 def keypoints(dataset: Dataset) -> Keypoints:
     """Return what keypoints the objects of a dataset have."""
-    return getattr(dataset, "keypoints", NO_KEYPOINTS)
+    found = getattr(dataset, "keypoints", None)
+    return NO_KEYPOINTS if found is None else found
 
 
 def dataset_name(dataset: Dataset) -> str:
@@ -246,6 +247,10 @@ def annotation_fault(
 
 
 def _dataset_problems(dataset: Dataset) -> Iterator[str]:
+    if isinstance(dataset.class_names, str):
+        yield f"class_names is {dataset.class_names!r}, expected a sequence of names"
+    if not isinstance(found := keypoints(dataset), Keypoints):
+        yield f"'keypoints' is {found!r}, expected an annotations.keypoints.Keypoints(names)"
     names, ids = list(dataset.class_names), category_ids(dataset)
     if not names or len(set(map(str, names))) < len(names):
         yield f"class_names is {names!r}, expected different names, at least one"
@@ -287,6 +292,8 @@ def _keypoints_fault(points: Any) -> str | None:
         return None
     if np.ndim(points) != 2 or np.shape(points)[1] != 3 or not np.isfinite(points).all():
         return f"keypoints of shape {np.shape(points)}, expected finite [P, 3]: x, y, v"
+    if wrong := [v for v in np.asarray(points)[:, 2].tolist() if v not in (0, 1, 2)]:
+        return f"keypoints have v {wrong[0]:g}, expected 0, 1 or 2"
     return None
 
 

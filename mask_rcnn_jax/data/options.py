@@ -249,7 +249,7 @@ def _check_combinations(options: ExampleOptions) -> None:
     # Larger sides would need different canvases in training and evaluation.
     highest = min(options.image_size)
     if not all(_is_count(side, 1) and side <= highest for side in short_sides):
-        expected = f"integers from 1 to {highest}, the short side of data.image_size"
+        expected = f"integers from 1 to {highest}, the short side of data.image_size, or ()"
         raise ValueError(f"short_sides is {short_sides}, expected {expected}")
 
 

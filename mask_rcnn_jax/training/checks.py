@@ -42,6 +42,15 @@ def check_evaluated(
         raise ValueError(f"{found}, expected 0 without data.keypoints and model.keypoint_head")
 
 
+def check_keypoints(train_set: Dataset, recipe: Recipe) -> None:
+    """Raise ValueError if a model is to learn keypoints that a dataset has not, or in another
+    order."""
+    found, names = tuple(keypoints(train_set).names), recipe.data.keypoints
+    if recipe.model.has_keypoints and found != names:
+        where = dataset_name(train_set)
+        raise ValueError(f"{where} has the keypoints {found}, data.keypoints is {names}")
+
+
 def unused_keypoints(dataset: Dataset, recipe: Recipe) -> str:
     """A line about keypoints that the model neither learns nor finds; "" if there are none."""
     names = keypoints(dataset).names

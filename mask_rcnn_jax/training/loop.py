@@ -63,7 +63,7 @@ def train(
     val_set: Dataset | None = None,
     augment: Kind | Sequence[Kind] | None = None,
     optimizer: optax.GradientTransformation | None = None,
-    loggers: Sequence[Logger | str] = (),
+    loggers: Logger | str | Sequence[Logger | str] = (),
     losses: Sequence[tuple[str, OwnLoss]] | None = None,
     accept_mismatch: bool = False,
 ) -> TrainState:
@@ -86,7 +86,8 @@ def train(
         optimizer: takes the place of the config's optimizer and schedule. Frozen parameters, loss
             scaling and the division of the batch stay the config's.
         loggers: `logger(step, metrics, images)`, see `training.loggers`, or names that
-            `config.train.loggers` takes; all come beside metrics.jsonl and TensorBoard.
+            `config.train.loggers` takes, one or several; all come beside metrics.jsonl and
+            TensorBoard.
         losses: pairs of a name and a function of (outputs, targets, batch), which returns a number
             to add to the loss; they take the place of `config.loss.own`.
         accept_mismatch: only warn if the weights of `config.model.init_from` state that they were
@@ -106,7 +107,8 @@ def train(
     workdir = mirror.folder
     workers.remove_leftovers()  # of a run that was killed at its end: nothing may be left to train
     recipe = as_recipe(config)
-    loggers = resolve_loggers([*recipe.train.loggers, *loggers])  # before minutes of reading data
+    given = loggers if isinstance(loggers, list | tuple) else [loggers]
+    loggers = resolve_loggers([*recipe.train.loggers, *given])  # before minutes of reading data
     on_first(lambda: check_loggers(loggers))
     is_begun = on_first(mirror.has_checkpoint)
     if not is_begun and recipe.model.init_from:

@@ -22,7 +22,12 @@ from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.recipe.stopping import Metrics, comparable, main_ap
 from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.training.batches import make_train_loader
-from mask_rcnn_jax.training.checks import check_evaluated, check_recipe, unused_keypoints
+from mask_rcnn_jax.training.checks import (
+    check_evaluated,
+    check_keypoints,
+    check_recipe,
+    unused_keypoints,
+)
 from mask_rcnn_jax.training.distill import Distillation
 from mask_rcnn_jax.training.freezing import check_freeze
 from mask_rcnn_jax.training.limits import crowd_line, limit_lines
@@ -105,6 +110,7 @@ def prepare(
     kinds, data = resolve_augment(recipe.data, augment)
     with console.lasting("reading the data"):
         train_set, val_set, data = open_datasets(data, *sets, boxes_only=recipe.learns_boxes_only)
+    check_keypoints(train_set, recipe)
     for line in unused_of(train_set):
         logging.warning("%s: %s", dataset_name(train_set), line)
     if line := unused_keypoints(train_set, recipe):

@@ -134,6 +134,8 @@ class Broken(ShapeSet):
         (object(), r"val_set \(object\) has no 'class_names', 'images', 'decode'"),
         (Broken(class_names=()), "class_names is \\[\\]"),
         (Broken(class_names=("a", "a", "b", "c")), "expected different names"),
+        (Broken(class_names="star"), "class_names is 'star', expected a sequence of names"),
+        (Broken(keypoints=("nose",)), r"'keypoints' is \('nose',\), expected an anno"),
         (Broken(category_ids=(1, 2)), r"category_ids is \(1, 2\), expected 4 different"),
         (Broken(category_ids=(1, 2, 3, 3)), "expected 4 different"),
         (ShapeSet("train", 0), "'images' is empty"),

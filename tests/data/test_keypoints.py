@@ -413,6 +413,11 @@ def test_datasets_of_users_have_keypoints_too():
         dataset.images = (replace(Figures.images[0], annotations=objects),)
         with pytest.raises(ValueError, match="object 0: expected 3 keypoints"):
             check_dataset(dataset, "train_set")
+    for more, text in {1: "v 3, expected 0, 1 or 2", 0.5: "v 2.5, expected"}.items():
+        objects = (replace(annotation(points), keypoints=points + [0, 0, more]),)
+        dataset.images = (replace(Figures.images[0], annotations=objects),)
+        with pytest.raises(ValueError, match=text):
+            check_dataset(dataset, "train_set")
     for wrong in (points[:, :2], points * np.nan):
         objects = (replace(annotation(points), keypoints=wrong),)
         dataset.images = (replace(Figures.images[0], annotations=objects),)

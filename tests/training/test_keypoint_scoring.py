@@ -21,7 +21,7 @@ from mask_rcnn_jax.recipe.stopping import measure
 from mask_rcnn_jax.report.preview import preview_sheet
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.training import evaluator, scoring
-from mask_rcnn_jax.training.checks import unused_keypoints
+from mask_rcnn_jax.training.checks import check_keypoints, unused_keypoints
 from mask_rcnn_jax.training.encoding import Rules
 from mask_rcnn_jax.training.scored_file import evaluate_results
 from mask_rcnn_jax.training.state import TrainState
@@ -104,6 +104,19 @@ def test_a_line_says_that_a_model_without_a_head_does_not_use_them(figures):
     assert not unused_keypoints(replace(dataset, keypoints=NONE), as_recipe(config))
     config.model.keypoint_head = named_section("keypoint_head", "conv_deconv", num_keypoints=3)
     assert not unused_keypoints(dataset, as_recipe(config))
+
+
+@pytest.mark.parametrize("names", [NAMES[::-1], NAMES[:2], ()])
+def test_a_training_set_has_the_keypoints_of_the_recipe_in_their_order(figures, names):
+    dataset, config = figures[0], tiny_config()
+    config.data.update(keypoints=NAMES)
+    config.model.keypoint_head = named_section("keypoint_head", "conv_deconv", num_keypoints=3)
+    check_keypoints(dataset, as_recipe(config))
+    others = replace(dataset, keypoints=dataset.keypoints._replace(names=names))
+    with pytest.raises(ValueError, match="has the keypoints .*, data.keypoints is"):
+        check_keypoints(others, as_recipe(config))
+    config.model.keypoint_head = named_section("keypoint_head", "none")
+    check_keypoints(others, as_recipe(config))
 
 
 def test_results_say_which_sigmas_are_ours_and_the_report_has_their_ap(

@@ -247,6 +247,13 @@ def test_loggers_of_the_config_are_checked_first(tmp_path):
         call(tmp_path / "run", config, train_set="not looked at yet")
 
 
+def test_one_logger_needs_no_list(tmp_path):
+    with pytest.raises(ValueError, match="train.loggers has 'tensorbored'"):
+        call(tmp_path / "run", train_set="not looked at yet", loggers="tensorbored")
+    with pytest.raises(ValueError, match="train_set .str. has no"):
+        call(tmp_path / "run", train_set="no set", loggers=print)
+
+
 def test_a_failing_augmentation_stops_in_one_line(stubbed, tmp_path):
     expected = "ShapeSet: image '00000..jpg': augment returned NoneType, expected an Example"
     with pytest.raises(ValueError, match=expected) as error:
