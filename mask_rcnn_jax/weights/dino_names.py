@@ -41,8 +41,8 @@ def _split_gates(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         if (match := _PACKED.fullmatch(name)) is None:
             continue
         prefix, layer, leaf = match.groups()
-        inputs = np.shape(arrays.get(f"{prefix}fc2.weight"))[-1:]
-        if layer != "fc1" or inputs == (len(array) // 2,):  # fc1 is also that of a GELU
+        after = arrays.get(f"{prefix}fc2.weight", array)
+        if layer != "fc1" or len(array) == 2 * after.shape[-1]:  # fc1 is also that of a GELU
             gate, inner = np.array_split(found.pop(name), 2)
             found |= {f"{prefix}fc1_g.{leaf}": gate, f"{prefix}fc1_x.{leaf}": inner}
     return found
