@@ -1,5 +1,6 @@
 """`--config`, whose entries are flags of their own, and the arguments that go with it."""
 
+import ast
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,7 +40,6 @@ CONFIG_HELP = (
     "config of a run that --workdir names."
 )
 _OVERRIDE = re.compile("--?(no)?config[.]")
-_NAMES = re.compile(r"[^\s,()'\"]*[a-zA-Z][^\s,()'\"]*")  # one of several without quotes
 _REQUIRED = re.compile(r"Flag (--\w+) must have a value other than None")  # says absl
 # Flags of a model whose config a command without --config takes.
 SOURCES = {"workdir": "a run", "artifact": "an exported model", "weights": "a model"}
@@ -193,11 +193,21 @@ def _quoted(argv: Sequence[str]) -> list[str]:
         name, equals, value = argument.partition("=")
         found = _OVERRIDE.match(argument)
         if found and isinstance(entries.get(name[found.end() :]), tuple):
-            names = (value if equals else "".join(argv[n + 1 : n + 2])).split(",")
-            if len(names) > 1 and all(map(_NAMES.fullmatch, names)):
-                given = repr(tuple(names))
+            text = value if equals else "".join(argv[n + 1 : n + 2])
+            names = tuple(map(str.strip, text.split(",")))
+            if len(names) > 1 and all(names) and not _is_literal(text):
+                given = repr(names)
                 quoted[n if equals else n + 1] = f"{name}={given}" if equals else given
     return quoted
+
+
+def _is_literal(text: str) -> bool:
+    """Whether a text is, or is meant to be, a value of Python such as a tuple."""
+    try:
+        ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return bool(re.search(r"[()'\"]|^\[", text))
+    return True
 
 
 def _check_overrides(config: ConfigDict, argv: Sequence[str]) -> None:
