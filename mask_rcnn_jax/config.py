@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mask_rcnn_jax.recipe.recipe import Recipe
 
 RECIPES = Path(__file__).parent / "configs"
+READERS = "`prepare d2_config`, `mmdet_config` and `tao_spec` make one of other systems' configs"
 FROZEN = ("model.backbone.frozen_stages", "model.backbone.frozen_blocks", "optim.freeze")
 # What other systems, or other backbones, call entries of ours: the first that a recipe has.
 OTHERS_ENTRIES = {
@@ -260,9 +261,15 @@ def _run_recipe(path: Path, name: str, variant: str = "") -> ConfigDict:
     spec = importlib.util.spec_from_loader(path.stem, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
+    try:
+        loader.get_code(path.stem)
+    except (SyntaxError, ValueError) as error:
+        if path.suffix == ".py":
+            raise
+        raise ValueError(f"{name} is no recipe, which is Python; {READERS}") from error
     loader.exec_module(module)
     if not hasattr(module, "get_config"):
-        raise ValueError(f"{name} is no recipe: it has no get_config()")
+        raise ValueError(f"{name} is no recipe: it has no get_config(); {READERS}")
     if variant and not inspect.signature(module.get_config).parameters:
         raise ValueError(f"{name}:{variant}: this recipe has no variants")
     tree = module.get_config(variant) if variant else module.get_config()

@@ -216,6 +216,8 @@ def prepare_recipe(action: str, config: str) -> None:
         notes = mmdet_recipe.write_recipe(config, FLAGS.output, FLAGS.gpus, text)
     for note in notes:
         print(f"without counterpart: {note}")
+    if action != "d2_config" and not FLAGS["gpus"].present:
+        print("batch sizes are taken for those of one GPU: --gpus says how many there were")
     print(f"{FLAGS.output}: train with --config {FLAGS.output}")
 
 

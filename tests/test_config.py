@@ -129,6 +129,8 @@ def test_a_run_is_a_config_with_the_types_of_its_recipe(folder):
         ("zzz", ["no recipe or run 'zzz'. Expected a path, or the name of one", *NAMES]),
         ("empty", ["empty is no workdir of a run: it has no config.json"]),
         ("nothing.py", ["nothing.py is no recipe: it has no get_config()"]),
+        ("spec.txt", ["spec.txt is no recipe, which is Python", "prepare d2_config", "tao_spec"]),
+        ("a.png", ["a.png is no recipe, which is Python"]),
         ("quickstart:3x", ["quickstart:3x: this recipe has no variants"]),
         ("coco:3x", ["coco:3x: expected buckets or nothing"]),
         ("coco_torchvision:3x", ["coco_torchvision", "3x", "expected coco_v1"]),
@@ -137,6 +139,8 @@ def test_a_run_is_a_config_with_the_types_of_its_recipe(folder):
 def test_an_unknown_one_is_refused_and_the_others_are_named(name, words, folder):
     (folder / "empty").mkdir()
     (folder / "nothing.py").write_text("x = 1\n")
+    (folder / "spec.txt").write_text("model {\n  layers: 5\n}\n")
+    (folder / "a.png").write_bytes(b"\x89PNG\0\1")
     with pytest.raises(ValueError) as caught:
         load_config(name)
     assert [word for word in words if word not in str(caught.value)] == []

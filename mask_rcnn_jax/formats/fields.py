@@ -37,11 +37,11 @@ class Fields:
 
     def fault(self, name: str, expected: str) -> ValueError:
         """The error for a field, with its line."""
-        found = show(self.values.get(name))
-        if name not in self.places:
-            text = f"{name} is left out, which means {found}, expected {expected}"
-            return ValueError(f"{self.path}: {text}")
-        return self.places[name].fault(f"{name} is {found}, expected {expected}")
+        value = self.values.get(name)
+        if name in self.places:
+            return self.places[name].fault(f"{name} is {show(value)}, expected {expected}")
+        means = "" if value is None else f", which means {show(value)}"
+        return ValueError(f"{self.path}: {name} is left out{means}, expected {expected}")
 
     def get(self, name: str, default: Any = None) -> Any:
         """A field's value, which counts as read."""

@@ -395,6 +395,7 @@ def test_the_command_takes_a_config_or_a_checkpoint(tmp_path, capsys):
     assert run_inside("prepare", "mmdet_config", path, "--gpus=8", f"--output={output}") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == f"{output}: train with --config {output}"
+    assert not any("--gpus" in line for line in lines)
     assert lines[0].startswith("without counterpart: model.train_cfg.rpn.assigner.min_pos_iou")
     text = "".join(FILES.values())
     file = TorchFile()

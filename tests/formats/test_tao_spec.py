@@ -275,6 +275,7 @@ def test_the_command_writes_a_recipe_and_names_what_is_left_out(tmp_path, capsys
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "without counterpart: num_classes: classes are counted in the annotations"
     assert out[-1] == f"{output}: train with --config {output}"
+    assert "those of one GPU: --gpus says" in out[-2]
     assert load_config(output).train.batch_size == 3
     for arguments, words in (
         (["tao_spec", tmp_path / "spec.txt"], "prepare tao_spec needs --output"),
