@@ -297,6 +297,13 @@ def check_above(part: Any, **lowest: float) -> None:
             raise ValueError(f"{name} is {value}, expected above {low}")
 
 
+def check_fractions(part: Any, *names: str) -> None:
+    """Raise ValueError, naming the field, for a field of a part that is not from 0 to 1."""
+    for name in names:
+        if not 0 <= (value := getattr(part, name)) <= 1:
+            raise ValueError(f"{name} is {value}, expected from 0 to 1")
+
+
 def find(name: str, builders: Mapping[str, Callable], where: str) -> Callable:
     """Return a built-in builder by name, or a custom one given as `package.module:function`.
 

@@ -146,6 +146,25 @@ def test_an_unknown_one_is_refused_and_the_others_are_named(name, words, folder)
     assert [word for word in words if word not in str(caught.value)] == []
 
 
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        *(("eval.score_threshold", 50.0), ("eval.nms_thresh", 50.0), ("eval.soft_sigma", 0.0)),
+        *(("model.rpn.nms_thresh", -0.1), ("model.rpn.fg_iou_thresh", 70.0)),
+        *(("model.rpn.bg_iou_thresh", 0.8), ("model.rpn.positive_fraction", 50.0)),
+        *(("model.sampling.fg_iou_thresh", 50.0), ("model.sampling.positive_fraction", 25.0)),
+        *(("model.anchors.sizes", (0, 32, 64, 128, 256)), ("model.anchors.aspect_ratios", ())),
+        *(("loss.mask_weight", -1.0), ("loss.keypoint_weight", -1.0), ("loss.box_beta", -1.0)),
+        *(("optim.learning_rate", -0.1), ("optim.reference_batch", 0)),
+        *(("optim.weight_decay", -1.0), ("optim.bias_lr_factor", -1.0)),
+        ("data.flip_probability", 50.0),
+    ],
+)
+def test_numbers_out_of_range_are_named(name, value):
+    with pytest.raises(ValueError, match=rf"^{name} is .*, expected .*(0|1|thresh)"):
+        load_config("quickstart", {name: value})
+
+
 NO_MASKS = """
 from mask_rcnn_jax.configs import quickstart
 

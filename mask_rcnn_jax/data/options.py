@@ -179,6 +179,7 @@ class DataOptions(Augmentations, Repeats, TrainSets, ExampleOptions):
         for base in (Repeats, TrainSets, ExampleOptions):
             base.__post_init__(self)
         parts.check_at_least(self, num_workers=0)
+        parts.check_fractions(self, "flip_probability")
         if self.more_train and self.source != "json":
             raise ValueError(
                 f"more_train is {self.more_train}, expected () with data.source={self.source}"

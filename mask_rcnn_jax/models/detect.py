@@ -7,6 +7,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from mask_rcnn_jax import parts
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.classifier import SOFTMAX, Classifier
 from mask_rcnn_jax.ops.nms import nms
@@ -42,10 +43,10 @@ class Detect:
     detections_per_image: int = 100
 
     def __post_init__(self):
-        if not self.soft_sigma > 0:
-            raise ValueError(f"soft_sigma is {self.soft_sigma}, expected above 0")
-        if not self.soft_min_score >= 0:
-            raise ValueError(f"soft_min_score is {self.soft_min_score}, expected at least 0")
+        parts.check_fractions(self, "nms_thresh", "soft_min_score")
+        if not self.score_threshold <= 1:  # below 0 keeps all
+            raise ValueError(f"score_threshold is {self.score_threshold}, expected up to 1")
+        parts.check_above(self, soft_sigma=0)
 
     def __call__(
         self,

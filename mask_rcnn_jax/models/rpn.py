@@ -118,6 +118,11 @@ class RPN:
 
     def __post_init__(self):
         parts.check_at_least(self, channels=1, num_convs=1)
+        ious = "fg_iou_thresh", "bg_iou_thresh", "nms_thresh"
+        parts.check_fractions(self, *ious, "positive_fraction")
+        if self.bg_iou_thresh > self.fg_iou_thresh:
+            expected = f"expected up to fg_iou_thresh, {self.fg_iou_thresh}"
+            raise ValueError(f"bg_iou_thresh is {self.bg_iou_thresh}, {expected}")
         narrow(self.prunable, self.widths)
 
     @property

@@ -78,6 +78,7 @@ class RoISampling:
 
     def __post_init__(self):
         parts.check_at_least(self, mask_rois_per_image=0)
+        parts.check_fractions(self, "fg_iou_thresh", "positive_fraction")
 
     @property
     def max_foreground(self) -> int:

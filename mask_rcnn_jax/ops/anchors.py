@@ -55,6 +55,10 @@ class AnchorGrid:
         if not 4 <= len(self.sizes) <= len(STRIDES):
             expected = f"expected 5, one per level, or 4 to {len(STRIDES)}, which end at P5 to P7"
             raise ValueError(f"sizes is {self.sizes}, {expected}")
+        for name in ("sizes", "aspect_ratios"):
+            value = getattr(self, name)
+            if not np.size(value) or not np.all(np.array(value) > 0):
+                raise ValueError(f"{name} is {value}, expected numbers above 0")
 
     @property
     def strides(self) -> tuple[int, ...]:

@@ -71,6 +71,10 @@ class LossOptions:
     own_weights: tuple[float, ...] = ()
     added: tuple[AddedLoss, ...] = field(default=(), metadata=parts.NO_ENTRY)  # those of `own`
 
+    def __post_init__(self):
+        factors = "rpn_box_weight", "box_reg_weight", "mask_weight", "keypoint_weight"
+        parts.check_at_least(self, **dict.fromkeys((*factors, "rpn_box_beta", "box_beta"), 0))
+
 
 def huber(x: Float[Array, "*dims"], delta: float) -> Float[Array, "*dims"]:
     """x^2 / 2 up to |x| = delta, then slope delta; equals delta * smooth_l1(x, delta)."""

@@ -87,9 +87,8 @@ class Optimizer:
             raise ValueError(f"layer_decay is {self.layer_decay}, expected above 0 and up to 1")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum is {self.momentum}, expected from 0 to below 1")
-        for name in ("clip_value", "clip_norm", "group_lasso"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 0")
+        lowest = "weight_decay", "bias_lr_factor", "clip_value", "clip_norm", "group_lasso"
+        parts.check_at_least(self, **dict.fromkeys(lowest, 0))
         if self.group_lasso and self.lora.rank:
             pulled = "which pulls channels that optim.lora.rank keeps from learning; set one to 0"
             raise ValueError(f"group_lasso is {self.group_lasso}, {pulled}")

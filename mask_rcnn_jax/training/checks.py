@@ -42,6 +42,15 @@ def check_evaluated(
         raise ValueError(f"{found}, expected 0 without data.keypoints and model.keypoint_head")
 
 
+def no_decay(recipe: Recipe) -> str:
+    """A line about steps down of the rate that all lie behind the end; "" if there is another."""
+    optim = recipe.optim
+    if optim.schedule != "steps" or not optim.decay_at or min(optim.decay_at) < 1:
+        return ""
+    found = f"optim.decay_at is {optim.decay_at}, fractions of train.steps={recipe.train.steps}"
+    return f"{found}: the learning rate never falls"
+
+
 def check_keypoints(train_set: Dataset, recipe: Recipe) -> None:
     """Raise ValueError if a model is to learn keypoints that a dataset has not, or in another
     order."""

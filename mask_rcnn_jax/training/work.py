@@ -26,6 +26,7 @@ from mask_rcnn_jax.training.checks import (
     check_evaluated,
     check_keypoints,
     check_recipe,
+    no_decay,
     unused_keypoints,
 )
 from mask_rcnn_jax.training.distill import Distillation
@@ -121,6 +122,8 @@ def prepare(
     if val_set is None:
         logging.info("data.val_json is empty: nothing is evaluated, the last checkpoints are kept")
     recipe = replace(recipe, data=data, train=set_steps(data, recipe.train, train_set))
+    if optimizer is None and (line := no_decay(recipe)):
+        logging.warning("%s", line)
     counts = image_counts(recipe.model.classifier, data, train_set)
     model = make_model(recipe, len(train_set.class_names), recipe.train.remat, counts)
     if recipe.optim.freeze or recipe.optim.lora.rank:
