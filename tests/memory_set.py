@@ -1,12 +1,15 @@
 """A dataset without a json: shapes that are drawn in memory."""
 
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
 from mask_rcnn_jax.annotations.segmentation import segmentation_to_mask
 from mask_rcnn_jax.data.dataset import Annotation, ImageRecord
 from mask_rcnn_jax.formats.shapes import CATEGORIES, generate_image
+
+
+draw = cache(generate_image)  # each run of a test reads the same few
 
 
 class ShapeSet:
@@ -22,11 +25,11 @@ class ShapeSet:
         return [self._record(index) for index in range(self.count)]
 
     def decode(self, index: int) -> np.ndarray:
-        return generate_image(0, self.split, index, self.size)[0]
+        return draw(0, self.split, index, self.size)[0].copy()
 
     def _record(self, index: int) -> ImageRecord:
         objects = []
-        for entry in generate_image(0, self.split, index, self.size)[1]:
+        for entry in draw(0, self.split, index, self.size)[1]:
             class_index = list(CATEGORIES).index(entry["category_id"]) + 1
             if isinstance(entry["segmentation"], dict):
                 mask = segmentation_to_mask(entry["segmentation"], *self.size)
