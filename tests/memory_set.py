@@ -8,7 +8,6 @@ from mask_rcnn_jax.annotations.segmentation import segmentation_to_mask
 from mask_rcnn_jax.data.dataset import Annotation, ImageRecord
 from mask_rcnn_jax.formats.shapes import CATEGORIES, generate_image
 
-
 draw = cache(generate_image)  # each run of a test reads the same few
 
 
