@@ -119,12 +119,13 @@ class Predictor:
         self.canvases = all_canvases(self._options)
         self._sample_sizes = engine.sample_sizes if engine else self.canvases
         self.keypoint_names = recipe.data.keypoints if recipe.model.has_keypoints else ()
+        self.keypoint_threshold = recipe.keypoint_threshold
         self._rules: dict[str, Any] = dict(
             paste=recipe.eval.paste,
             inclusive_boxes=recipe.data.inclusive_boxes,
             keypoint_names=self.keypoint_names,
             keypoint_offset=recipe.data.keypoint_offset,
-            keypoint_threshold=recipe.keypoint_threshold,
+            keypoint_threshold=self.keypoint_threshold,
         )
         self._pad_multiple = recipe.model.input.pad_multiple
         # What is exported keeps its own threshold; that of the recipe may be higher.

@@ -8,6 +8,7 @@ const FILL = 0.42; // opacity, as in the images that `infer` writes
 const MOST_HIDDEN = 0.35; // of an object by a label, as there
 const MAX_HEIGHT = 0.72; // of the window
 const SHOWN_CLASSES = 12;
+const DARK = "rgb(30, 30, 30)"; // borders of keypoints, as there
 
 let model = { classes: [], colors: ["#1595ff"], max_bytes: Infinity };
 let shown = null; // {picture, width, height, objects} of the last image that was answered
@@ -28,6 +29,7 @@ async function start() {
   const more = names.length > SHOWN_CLASSES ? ", .." : "";
   byId("classes").textContent = `${counted}: ${names.slice(0, SHOWN_CLASSES).join(", ")}${more}`;
   byId("masks").parentElement.hidden = !model.masks;
+  byId("points").parentElement.hidden = !model.keypoints;
   if (model.view) byId("file").accept = ""; // also arrays of NumPy, which have no type
 }
 
@@ -95,6 +97,7 @@ function show(answer, picture) {
     box: found.bbox,
     color: model.colors[i % model.colors.length],
     outline: outlineOf(found.segmentation || []),
+    points: pointsOf(found.keypoints || [], found.keypoint_scores || []),
   }));
   if (shown && shown.picture) shown.picture.close();
   shown = { picture, ...answer.image, objects };
@@ -122,6 +125,13 @@ function outlineOf(parts) {
     path.closePath();
   }
   return path;
+}
+
+// x and y of each keypoint, null for one that is too unsure to be drawn.
+function pointsOf(values, scores) {
+  const least = model.keypoints ? model.keypoints.threshold : null;
+  const isSure = (score) => least === null || score >= least;
+  return scores.map((score, i) => (isSure(score) ? values.slice(3 * i, 3 * i + 2) : null));
 }
 
 function visible() {
@@ -207,6 +217,34 @@ function paintObject(context, object, pixel) {
     context.globalAlpha = faded;
     context.lineWidth = 1.5 * pixel;
     context.strokeRect(...object.box);
+  }
+  if (byId("points").checked && object.points.length) {
+    context.globalAlpha = faded;
+    paintPoints(context, object, pixel);
+  }
+}
+
+// Lines in the object's color and white dots, both with dark borders.
+function paintPoints(context, object, pixel) {
+  const ends = model.keypoints.skeleton.map((line) => line.map((place) => object.points[place]));
+  for (const [color, width] of [[DARK, 5], [object.color, 3]]) {
+    context.strokeStyle = color;
+    context.lineWidth = width * pixel;
+    context.beginPath();
+    for (const [start, end] of ends) {
+      if (!start || !end) continue;
+      context.moveTo(...start);
+      context.lineTo(...end);
+    }
+    context.stroke();
+  }
+  for (const [color, radius] of [[DARK, 4.5], ["white", 3]]) {
+    context.fillStyle = color;
+    for (const point of object.points.filter(Boolean)) {
+      context.beginPath();
+      context.arc(...point, radius * pixel, 0, 2 * Math.PI);
+      context.fill();
+    }
   }
 }
 
@@ -310,7 +348,7 @@ document.addEventListener("drop", (event) => {
 });
 document.addEventListener("paste", (event) => take(event.clipboardData.files));
 byId("threshold").addEventListener("input", () => shown && update());
-for (const id of ["masks", "boxes", "labels"]) {
+for (const id of ["masks", "boxes", "points", "labels"]) {
   byId(id).addEventListener("change", () => shown && draw());
 }
 byId("save").addEventListener("click", save);

@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 
 from mask_rcnn_jax import opencv as cv2
+from mask_rcnn_jax.annotations.keypoints import skeleton_of
 from mask_rcnn_jax.evaluation.visualize import PALETTE_SIZE, instance_color
 from mask_rcnn_jax.images.decode import UndecodableImage, header_size, upright_size
 from mask_rcnn_jax.images.headers import FORMATS, is_heic
@@ -120,6 +121,7 @@ class Service:
         self._model = {
             "classes": [{"id": c["id"], "name": str(c["name"])} for c in predictor.categories],
             "masks": has_masks,
+            "keypoints": _keypoints(predictor),
             "max_bytes": limits.content,
             "max_pixels": limits.pixels,
             # Whether a browser does not show images as the model sees them.
@@ -299,6 +301,19 @@ def _view(image: np.ndarray) -> str:
 
 def _hex(color: tuple[int, int, int]) -> str:
     return "#" + bytes(color).hex()
+
+
+def _keypoints(predictor: Predictor) -> dict[str, Any] | None:
+    """Describe a model's keypoints and how they are drawn, None without any."""
+    names, least = predictor.keypoint_names, predictor.keypoint_threshold
+    if not names:
+        return None
+    lines = skeleton_of(predictor.categories, names)
+    return {
+        "names": names,
+        "skeleton": lines,  # pairs of places in the names
+        "threshold": least if math.isfinite(least) else None,
+    }
 
 
 def _warm_up(predictor: Predictor) -> bool:

@@ -35,13 +35,13 @@ class StubPredictor:
         error: what they raise.
     """
 
-    def __init__(self, batch_size: int = 1, names=None, masks: bool = True):
+    def __init__(self, batch_size: int = 1, names=None, masks: bool = True, points=()):
         names = names or [f"class {k}" for k in range(1, NUM_CLASSES + 1)]
         self.categories = [{"id": 10 * (k + 1), "name": name} for k, name in enumerate(names)]
         self.images_at_once, self.tiles = batch_size, None
         self.bands, self.upright = Bands(), True
         self.canvases = ((48, 64), (64, 48))
-        self.keypoint_names = ()
+        self.keypoint_names, self.keypoint_threshold = tuple(points), 2.0
         self.batches, self.values, self.mixed = [], [], 0
         self.started, self.hold, self.error = threading.Event(), threading.Event(), None
         self.hold.set()
@@ -83,9 +83,9 @@ class StubPredictor:
             yield key, image, self._found(image)
 
     def result(self, image, found):
-        return Result(
-            image.image, found.boxes, found.scores, found.classes, found.masks, self.categories
-        )
+        arrays = found.boxes, found.scores, found.classes, found.masks
+        points = {"keypoints": found.keypoints, "keypoint_names": self.keypoint_names}
+        return Result(image.image, *arrays, self.categories, **points)
 
     def _found(self, image):
         height, width = image.image.shape[:2]
@@ -98,4 +98,12 @@ class StubPredictor:
             classes=np.array([image.canvas[0, 0, 0]], np.int32),
             masks=ring[None].astype(np.float32) if self._masks else None,
             valid=np.array([True]),
+            keypoints=self._points(width, height),
         )
+
+    def _points(self, width, height):
+        """On the diagonal of the upper left half, each second one too unsure to be drawn."""
+        count = len(self.keypoint_names)
+        part = np.linspace(0.1, 0.4, count)
+        points = np.stack([width * part, height * part, 3 - 2 * (np.arange(count) % 2)], axis=1)
+        return points[None].astype(np.float32) if count else None

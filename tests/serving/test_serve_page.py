@@ -101,6 +101,20 @@ def test_an_image_and_its_objects(width, height, dark, browser, server, photo, t
     assert [address for address in browser.requests() if not address.startswith(server.url)] == []
 
 
+def test_sure_keypoints_are_drawn(browser, tmp_path):
+    path = tmp_path / "photo.png"
+    path.write_bytes(png(1, 320, 240))
+    with serving(StubPredictor(points=("a", "b", "c", "d", "e"))) as server:
+        browser.open(server.url, 1280, 800)
+        browser.choose_file("#file", path)
+        browser.wait_for("document.querySelectorAll('#objects li').length === 1")
+        drawn = [tinted(browser, share, share) for share in (0.1, 0.175, 0.25, 0.325, 0.4)]
+        assert drawn == [True, False, True, False, True]
+        browser.run("document.getElementById('points').click()")
+        assert not tinted(browser, 0.1, 0.1)
+        assert browser.complaints() == []
+
+
 def test_a_format_that_browsers_cannot_decode_is_shown_by_the_server(browser, server, tmp_path):
     path = tmp_path / "map.tif"
     cv2.imwrite(str(path), np.full((40, 60, 3), (10, 200, 1), np.uint8))

@@ -104,6 +104,16 @@ class TestAnswers:
                 assert "segmentation" not in found
             assert json.loads(ask(server, "GET", "/model").body)["masks"] is False
 
+    def test_keypoints_have_names_and_lines(self):
+        with serving(StubPredictor(points=("nose", "left_eye", "tail"))) as server:
+            (found,) = json.loads(ask(server, body=png(1, 80, 60)).body)["detections"]
+            assert found["keypoint_scores"] == [3, 1, 3] and len(found["keypoints"]) == 9
+            model = json.loads(ask(server, "GET", "/model").body)["keypoints"]
+            assert model["names"] == ["nose", "left_eye", "tail"] and model["threshold"] == 2
+            assert model["skeleton"] == [[0, 1]]  # COCO's
+        with serving(StubPredictor()) as server:
+            assert json.loads(ask(server, "GET", "/model").body)["keypoints"] is None
+
     def test_the_threshold_drops_lower_scores(self, shared):
         assert classes(ask(shared, body=png(2), path="/detect?score_threshold=0.95")) == []
         assert classes(ask(shared, body=png(2), path="/detect?score_threshold=0.85")) == ["class 2"]
