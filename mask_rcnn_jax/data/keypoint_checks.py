@@ -93,4 +93,4 @@ def _oddity(
 def _are_near(points: np.ndarray, box: Sequence[float]) -> np.ndarray:
     """Whether points [n, 2] lie in a box (x, y, width, height) or, by a tenth of it, beside it."""
     corner, size = np.reshape(np.array(box, np.float64), (2, 2))
-    return (np.abs(points - corner - size / 2) <= 0.6 * size + 1).all(axis=1)
+    return np.all(np.abs(points - corner - size / 2) <= 0.6 * size + 1, axis=1)
