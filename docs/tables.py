@@ -6,8 +6,8 @@ python docs/tables.py
 import importlib
 from pathlib import Path
 
-from mask_rcnn_jax.config import flatten
 from mask_rcnn_jax.models.protocols import PROTOCOLS, PartLike
+from mask_rcnn_jax.recipe.entries import flatten
 from mask_rcnn_jax.signatures import meanings
 
 FOLDER = Path(__file__).parent

@@ -18,8 +18,9 @@ from mask_rcnn_jax import cli
 from mask_rcnn_jax.cli.completion import SHELLS, Command, Option, script
 from mask_rcnn_jax.cli.prepare import ACTIONS
 from mask_rcnn_jax.cli.recipes import known_recipes
-from mask_rcnn_jax.config import flatten, load_own
+from mask_rcnn_jax.config import load_own
 from mask_rcnn_jax.parts import describe
+from mask_rcnn_jax.recipe.entries import flatten
 from mask_rcnn_jax.weights.published import names as names_of_weights
 
 

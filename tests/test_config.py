@@ -12,7 +12,6 @@ import pytest
 import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax.config import (
     as_recipe,
-    flatten,
     load_config,
     load_tree,
     read_workdir,
@@ -21,6 +20,7 @@ from mask_rcnn_jax.config import (
     write_workdir,
 )
 from mask_rcnn_jax.models.build import build_model
+from mask_rcnn_jax.recipe.entries import flatten
 from mask_rcnn_jax.weights import restore
 from tests.commands.command import ROOT, error_line, run_inside
 

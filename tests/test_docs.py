@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mask_rcnn_jax.config import flatten
 from mask_rcnn_jax.configs import coco
 from mask_rcnn_jax.prepare import COMMANDS
+from mask_rcnn_jax.recipe.entries import flatten
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

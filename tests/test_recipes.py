@@ -10,9 +10,10 @@ import jax
 import pytest
 
 from mask_rcnn_jax import parts
-from mask_rcnn_jax.config import flatten, load_config
+from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.resize import resize_plan
 from mask_rcnn_jax.models.build import abstract_variables
+from mask_rcnn_jax.recipe.entries import flatten
 from mask_rcnn_jax.weights.restore import make_model
 from tests.helpers import shared
 

@@ -9,9 +9,10 @@ import pytest
 
 import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax import consent, parts
-from mask_rcnn_jax.config import flatten, load_config, read_workdir
+from mask_rcnn_jax.config import load_config, read_workdir
 from mask_rcnn_jax.formats.shapes import generate_image
 from mask_rcnn_jax.models.build import BUILDERS, named_section
+from mask_rcnn_jax.recipe.entries import flatten
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.training.setup import open_workdir
 from tests.helpers import GOLDENS

@@ -12,18 +12,15 @@ from ml_collections import ConfigDict, config_flags
 from mask_rcnn_jax import consent
 from mask_rcnn_jax.cli.help import format_entries
 from mask_rcnn_jax.config import (
-    OTHERS_ENTRIES,
     as_recipe,
-    close_entries,
     exported_recipe,
-    flatten,
     load_own,
     load_tree,
-    override_problem,
     read_run,
     recipe_names,
 )
 from mask_rcnn_jax.parts import describe
+from mask_rcnn_jax.recipe.entries import OTHERS_ENTRIES, close_entries, flatten, override_problem
 from mask_rcnn_jax.recipe.manifest import read_manifest
 from mask_rcnn_jax.stores import is_address
 from mask_rcnn_jax.terminal.safe_text import one_line

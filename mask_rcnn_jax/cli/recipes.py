@@ -4,8 +4,9 @@ import ast
 from typing import NamedTuple
 
 from mask_rcnn_jax.cli.help import format_entries
-from mask_rcnn_jax.config import RECIPES, flatten, load_config, load_own, recipe_names
+from mask_rcnn_jax.config import RECIPES, load_config, load_own, recipe_names
 from mask_rcnn_jax.parts import describe
+from mask_rcnn_jax.recipe.entries import flatten
 from mask_rcnn_jax.weights.published import PUBLISHED, SHIPPED, recipe_of
 
 

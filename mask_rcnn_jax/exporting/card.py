@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from mask_rcnn_jax.config import flatten
 from mask_rcnn_jax.data.overview import class_counts
 from mask_rcnn_jax.data.source import load_train, load_val
+from mask_rcnn_jax.recipe.entries import flatten
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.version import __version__
 from mask_rcnn_jax.weights.model_folder import WEIGHTS, own_code, portable

@@ -5,7 +5,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from mask_rcnn_jax.annotations.segmentation import show
-from mask_rcnn_jax.config import flatten, load_own
+from mask_rcnn_jax.config import load_own
+from mask_rcnn_jax.recipe.entries import flatten
 
 KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
 

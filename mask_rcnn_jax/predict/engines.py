@@ -15,12 +15,13 @@ from types import ModuleType
 import jax
 import numpy as np
 
-from mask_rcnn_jax.config import exported_recipe, flatten
+from mask_rcnn_jax.config import exported_recipe
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import ResizePlan, resize_plan
 from mask_rcnn_jax.images.bands import MODEL_ENTRIES
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.predict.programs import load_onnx, load_openvino, load_stablehlo, run_program
+from mask_rcnn_jax.recipe.entries import flatten
 from mask_rcnn_jax.recipe.manifest import Manifest, read_manifest
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Detections

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from absl import logging
 
-from mask_rcnn_jax.config import flatten
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.unused import Unused
 from mask_rcnn_jax.predict.annotate import detect_images
@@ -32,6 +31,7 @@ from mask_rcnn_jax.predict.part_files import (
 from mask_rcnn_jax.predict.predictor import Predictor
 from mask_rcnn_jax.predict.result import Result
 from mask_rcnn_jax.predict.saving import named_results
+from mask_rcnn_jax.recipe.entries import flatten
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.terminal.progress import Progress
 

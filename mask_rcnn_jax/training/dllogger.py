@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mask_rcnn_jax.config import flatten
+from mask_rcnn_jax.recipe.entries import flatten
 from mask_rcnn_jax.training.metrics import replace_text
 
 FILE_NAME = "dllogger.json"

@@ -14,7 +14,7 @@ import optax
 from absl import logging
 
 from mask_rcnn_jax import consent
-from mask_rcnn_jax.config import flatten, named_code, read_workdir, write_workdir
+from mask_rcnn_jax.config import named_code, read_workdir, write_workdir
 from mask_rcnn_jax.data import dataset as datasets
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset
@@ -26,6 +26,7 @@ from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.protocols import BackboneLike, ability
 from mask_rcnn_jax.ops.classifier import Classifier
+from mask_rcnn_jax.recipe.entries import flatten
 from mask_rcnn_jax.recipe.options import EVAL_STEPS, TrainOptions
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.terminal.safe_text import cut

@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mask_rcnn_jax import parts
-from mask_rcnn_jax.config import flatten, load_own
+from mask_rcnn_jax.config import load_own
+from mask_rcnn_jax.recipe.entries import flatten
 from mask_rcnn_jax.weights.sources import SOURCES
 
 INPUT = ("input.channel_order", "input.mean", "input.std")

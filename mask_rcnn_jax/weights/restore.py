@@ -11,11 +11,12 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax import consent, parts
-from mask_rcnn_jax.config import as_recipe, flatten, load_own, named_code, read_workdir
+from mask_rcnn_jax.config import as_recipe, load_own, named_code, read_workdir
 from mask_rcnn_jax.images.bands import MODEL_ENTRIES
 from mask_rcnn_jax.models.build import BUILDERS, PARTS, abstract_variables, build_model
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.protocols import PartLike, ability
+from mask_rcnn_jax.recipe.entries import flatten
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.stores import is_address
 from mask_rcnn_jax.weights import model_folder, pretrained, published

@@ -9,8 +9,8 @@ from absl import logging
 
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.annotations.keypoints import described
-from mask_rcnn_jax.config import flatten
 from mask_rcnn_jax.models.build import BUILDERS, ModelOptions
+from mask_rcnn_jax.recipe.entries import flatten
 from mask_rcnn_jax.stores import is_address, local_file
 from mask_rcnn_jax.weights.expected_model import ANTIALIAS
 

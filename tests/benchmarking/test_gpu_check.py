@@ -15,7 +15,8 @@ import pytest
 from benchmarks import gpu_parity, gpu_stages, gpu_steps
 from benchmarks.gpu_stages import Step
 from mask_rcnn_jax.benchmarking import kernels
-from mask_rcnn_jax.config import flatten, load_config
+from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.recipe.entries import flatten
 from tests.commands.command import ROOT
 from tests.requirements import required
 

@@ -10,7 +10,8 @@ from absl import flags
 
 from mask_rcnn_jax import prepare
 from mask_rcnn_jax.__main__ import COMMANDS
-from mask_rcnn_jax.config import flatten, load_config
+from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.recipe.entries import flatten
 from tests.commands.command import ROOT, check_done, error_line, run_inside
 
 SHARED = ["platform", "compile_cache", "allow_code", "debug"]

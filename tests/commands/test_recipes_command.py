@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from mask_rcnn_jax.cli.recipes import known_recipes
-from mask_rcnn_jax.config import flatten, load_own, recipe_names
+from mask_rcnn_jax.config import load_own, recipe_names
+from mask_rcnn_jax.recipe.entries import flatten
 from mask_rcnn_jax.weights.published import names, recipe_of
 from tests.commands.command import check_done, error_line, run_captured
 

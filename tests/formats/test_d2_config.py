@@ -4,10 +4,11 @@ import re
 
 import pytest
 
-from mask_rcnn_jax.config import flatten, load_config
+from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.formats import d2_fields, d2_heads
 from mask_rcnn_jax.formats.d2_recipe import write_recipe
 from mask_rcnn_jax.models.build import build_model
+from mask_rcnn_jax.recipe.entries import flatten
 from tests.commands.command import ROOT, error_line, run_inside
 
 BASE = """\

@@ -5,10 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from mask_rcnn_jax.config import flatten, load_config
+from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.formats import mmdet_backbones, mmdet_fields, mmdet_training
 from mask_rcnn_jax.formats.mmdet_recipe import write_recipe
 from mask_rcnn_jax.formats.python_config import read_config
+from mask_rcnn_jax.recipe.entries import flatten
 from tests.commands.command import ROOT, error_line, run_inside
 from tests.weights.weight_writers import TorchFile
 

@@ -2,10 +2,11 @@
 
 import pytest
 
-from mask_rcnn_jax.config import flatten, load_config
+from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.formats.mmdet_recipe import write_recipe
 from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.models.swin import NORMS
+from mask_rcnn_jax.recipe.entries import flatten
 from tests.formats.test_mmdet_config import FILES, write
 
 SWIN = """

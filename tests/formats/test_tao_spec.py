@@ -4,9 +4,10 @@ import re
 
 import pytest
 
-from mask_rcnn_jax.config import flatten, load_config
+from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.formats import tao_recipe, tao_spec
 from mask_rcnn_jax.formats.tao_recipe import write_recipe
+from mask_rcnn_jax.recipe.entries import flatten
 from tests.commands.command import ROOT, error_line, run_inside
 
 # https://developer.nvidia.com/blog/training-instance-segmentation-models-using-maskrcnn-on-the-transfer-learning-toolkit

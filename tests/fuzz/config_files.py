@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from mask_rcnn_jax.annotations.reader import read_annotation_file
-from mask_rcnn_jax.config import as_recipe, flatten, load_config
+from mask_rcnn_jax.config import as_recipe, load_config
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.formats import d2_fields, d2_heads, d2_recipe, mmdet_recipe
 from mask_rcnn_jax.formats.convert import convert
 from mask_rcnn_jax.formats.reading import Options
 from mask_rcnn_jax.formats.repair import repair_json, repaired
+from mask_rcnn_jax.recipe.entries import flatten
 from mask_rcnn_jax.weights import model_folder
 from tests.formats import test_d2_config as d2
 from tests.formats import test_mmdet_config as mmdet

@@ -11,7 +11,7 @@ import pytest
 from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from mask_rcnn_jax.config import as_recipe, flatten, load_config, write_workdir
+from mask_rcnn_jax.config import as_recipe, load_config, write_workdir
 from mask_rcnn_jax.models import resnet
 from mask_rcnn_jax.models.build import (
     ModelOptions,
@@ -32,6 +32,7 @@ from mask_rcnn_jax.pruning.channel_groups import (
 )
 from mask_rcnn_jax.pruning.choice import Limits, keep_above, keep_operations, prune
 from mask_rcnn_jax.pruning.run import one_prediction, prune_run, write_checkpoint
+from mask_rcnn_jax.recipe.entries import flatten
 from mask_rcnn_jax.structures import Proposals
 from mask_rcnn_jax.weights.restore import load_variables, make_model, restore
 from tests.commands.command import error_line, run_inside

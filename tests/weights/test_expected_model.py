@@ -3,7 +3,8 @@
 import pytest
 
 from mask_rcnn_jax import parts
-from mask_rcnn_jax.config import flatten, load_own, load_tree
+from mask_rcnn_jax.config import load_own, load_tree
+from mask_rcnn_jax.recipe.entries import flatten
 from mask_rcnn_jax.weights.expected_model import (
     EXPECTED,
     MMDETECTION_STYLES,
