@@ -57,6 +57,8 @@ def test_no_warm_up_starts_at_the_peak():
 def test_a_warm_up_longer_than_the_first_decay_is_refused():
     with pytest.raises(ValueError, match="warmup_until is 0.7"):
         replace(SCHEDULE, warmup_until=0.7)
+    with pytest.raises(ValueError, match="warmup_until is 500, expected .* from 0 to 1"):
+        replace(SCHEDULE, warmup_until=500, decay_at=(6000, 8000))
 
 
 def test_steps_given_as_fractions_are_noticed():
