@@ -262,7 +262,7 @@ def _length(fields: Fields, gpus: int, notes: list[str]) -> dict[str, Any]:
             if unit:
                 entries |= warmup_entries(end / unit, factor, float(rate))
             else:
-                del entries["optim.warmup_until"]
+                entries.pop("optim.warmup_until", None)
                 entries["optim.warmup_factor"] = factor
                 text = "the number of images is not known; set optim.warmup_until, a fraction"
                 notes.append(f"{name}.end = {end}: {text}")

@@ -211,6 +211,12 @@ LSJ = (
             {"optim.schedule": "cosine", "optim.end_factor": 0.05, "optim.warmup_until": 1 / 12},
         ),
         (
+            "train_dataloader = dict(dataset=dict(ann_file='a.json'))\n"
+            "param_scheduler = [dict(type='LinearLR', start_factor=0.2, by_epoch=False, end=9),\n"
+            "    dict(type='LinearLR', start_factor=0.1, by_epoch=False, end=9)]",
+            {"optim.warmup_factor": 0.1},
+        ),
+        (
             "param_scheduler = [{{_base_.param_scheduler}}[0], _base_.param_scheduler[1]]\n"
             "_base_.optim_wrapper.optimizer.lr = 0.02 / 8",
             {"optim.learning_rate": 0.0025, "optim.decay_at": (8 / 12, 11 / 12)},
