@@ -53,7 +53,7 @@ def keypoint_warnings(truth: GroundTruth) -> Iterator[str]:
 def _wrong_line(category: dict[str, Any]) -> str:
     """What is wrong with the first line of a category's skeleton that is not drawn, or ""."""
     own, lines = category.get("keypoints"), category.get("skeleton")
-    if not lines or not isinstance(own, list):
+    if not lines or not own or not isinstance(own, list):
         return ""
     wrong = (
         [line for line in lines if not is_line(own, line)] if isinstance(lines, list) else [lines]

@@ -267,6 +267,9 @@ def test_check_names_lines_of_a_skeleton_that_are_not_drawn(tmp_path, lines):
     load(tmp_path, content, ())
     (line,) = inspect_coco(tmp_path / "figures.json", tmp_path).warnings
     assert re.search("category 'figure' has .* in its skeleton, .* from 1 to 3", line)
+    content["categories"][0]["keypoints"] = []  # which names no places
+    load(tmp_path, content, ())
+    assert not inspect_coco(tmp_path / "figures.json", tmp_path).warnings
 
 
 def test_an_offset_moves_labeled_points_and_is_taken_off_the_ground_truth(tmp_path):
