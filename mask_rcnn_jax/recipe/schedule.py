@@ -41,7 +41,7 @@ class Schedule:
 
     def __post_init__(self):
         parts.check_at_least(self, learning_rate=0, reference_batch=1, warmup_factor=0)
-        last = min([1.0, *self.decay_at]) if self.schedule == "steps" else 1.0
+        last = min(self.decay_at, default=1.0) if self.schedule == "steps" else 1.0
         if not 0 <= self.warmup_until <= last:
             first = f"the first of optim.decay_at {self.decay_at}" if last < 1 else "1"
             raise ValueError(

@@ -42,13 +42,15 @@ def check_evaluated(
         raise ValueError(f"{found}, expected 0 without data.keypoints and model.keypoint_head")
 
 
-def no_decay(recipe: Recipe) -> str:
-    """A line about steps down of the rate that all lie behind the end; "" if there is another."""
+def beyond_the_end(recipe: Recipe) -> str:
+    """A line about a schedule that the run ends before; "" for others."""
     optim = recipe.optim
     if optim.schedule != "steps" or not optim.decay_at or min(optim.decay_at) < 1:
         return ""
     found = f"optim.decay_at is {optim.decay_at}, fractions of train.steps={recipe.train.steps}"
-    return f"{found}: the learning rate never falls"
+    if optim.warmup_until <= 1:
+        return f"{found}: the learning rate never falls"
+    return f"{found}, and optim.warmup_until is {optim.warmup_until}: the warm-up never ends"
 
 
 def check_keypoints(train_set: Dataset, recipe: Recipe) -> None:

@@ -23,10 +23,10 @@ from mask_rcnn_jax.recipe.stopping import Metrics, comparable, main_ap
 from mask_rcnn_jax.terminal import console
 from mask_rcnn_jax.training.batches import make_train_loader
 from mask_rcnn_jax.training.checks import (
+    beyond_the_end,
     check_evaluated,
     check_keypoints,
     check_recipe,
-    no_decay,
     unused_keypoints,
 )
 from mask_rcnn_jax.training.distill import Distillation
@@ -122,7 +122,7 @@ def prepare(
     if val_set is None:
         logging.info("data.val_json is empty: nothing is evaluated, the last checkpoints are kept")
     recipe = replace(recipe, data=data, train=set_steps(data, recipe.train, train_set))
-    if optimizer is None and (line := no_decay(recipe)):
+    if optimizer is None and (line := beyond_the_end(recipe)):
         logging.warning("%s", line)
     counts = image_counts(recipe.model.classifier, data, train_set)
     model = make_model(recipe, len(train_set.class_names), recipe.train.remat, counts)

@@ -12,7 +12,7 @@ from flax import linen as nn
 from mask_rcnn_jax.config import as_recipe, load_config
 from mask_rcnn_jax.models.resnet import ResNet
 from mask_rcnn_jax.recipe.optimizer import OptimOptions
-from mask_rcnn_jax.training.checks import check_recipe, no_decay
+from mask_rcnn_jax.training.checks import beyond_the_end, check_recipe
 from mask_rcnn_jax.training.optim import (
     build_optimizer,
     injected_rate,
@@ -57,17 +57,16 @@ def test_no_warm_up_starts_at_the_peak():
 def test_a_warm_up_longer_than_the_first_decay_is_refused():
     with pytest.raises(ValueError, match="warmup_until is 0.7"):
         replace(SCHEDULE, warmup_until=0.7)
-    with pytest.raises(ValueError, match="warmup_until is 500, expected .* from 0 to 1"):
-        replace(SCHEDULE, warmup_until=500, decay_at=(6000, 8000))
 
 
 def test_steps_given_as_fractions_are_noticed():
     def line(**changes):
         recipe = load_config("quickstart", {f"optim.{k}": v for k, v in changes.items()})
-        return no_decay(recipe)
+        return beyond_the_end(recipe)
 
     assert "optim.decay_at is (6000, 8000)" in line(decay_at=(6000, 8000))
     assert "the learning rate never falls" in line(decay_at=(1.0, 1.5))
+    assert "the warm-up never ends" in line(decay_at=(6000, 8000), warmup_until=500)
     assert not line() and not line(decay_at=(0.9, 1.5))
     assert not line(decay_at=(6000, 8000), schedule="cosine")
 
