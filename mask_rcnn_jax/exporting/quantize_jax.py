@@ -91,7 +91,7 @@ def quantize_jax(
 def _quantized_path(context: nn.module.InterceptorContext) -> str:
     """Return the called layer's path, or "" if it is not quantized."""
     layer = context.module
-    if context.method_name != "contract" or not isinstance(layer, (Conv, Dense, UpConv)):
+    if context.method_name != "__call__" or not isinstance(layer, (Conv, Dense, UpConv)):
         return ""
     return "" if layer.name in FLOAT_LAYERS else "/".join(layer.path)
 

@@ -210,20 +210,14 @@ class Dense(nn.Module):
     output_axis = -1  # of the kernel
 
     @nn.compact
-    def __call__(self, x: jax.Array, beside: jax.Array | None = None) -> jax.Array:
-        """Map [.., C] to [.., features]; beside: [.., D], further channels of x.
-
-        The kernel [C + D, features] is that of both in one array, which is not made.
-        """
-        own, others = x.shape[-1], 0 if beside is None else beside.shape[-1]
-        kernel = self.param("kernel", self.kernel_init, (own + others, self.features), jnp.float32)
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map [.., C] to [.., features]."""
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
         bias = None
         if self.use_bias:
             bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
         x, kernel = nn.dtypes.promote_dtype(x, kernel, dtype=self.dtype)
-        y = self.contract(x, kernel[:own])
-        if beside is not None:
-            y += self.contract(beside.astype(y.dtype), kernel[own:])
+        y = self.contract(x, kernel)
         return y if bias is None else add_bias(y, bias)
 
     def contract(self, x: jax.Array, kernel: jax.Array) -> jax.Array:

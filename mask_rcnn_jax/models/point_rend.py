@@ -11,7 +11,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
-from mask_rcnn_jax.models.conv import Dense, RoIConv
+from mask_rcnn_jax.models.conv import RoIConv
 from mask_rcnn_jax.models.init import dense, he_fan_out
 from mask_rcnn_jax.models.outputs import PointOutputs
 from mask_rcnn_jax.models.relu import relu
@@ -184,8 +184,10 @@ class PointLayers(nn.Module):
         """Map [B, R, P, C] and [B, R, P, K] to the logits of the classes [B, R]: [B, R, P]."""
         x = features.astype(self.dtype)
         for i in range(1, self.num_fcs + 1):
-            fc = Dense(self.channels, he_fan_out, nn.initializers.zeros, self.dtype, name=f"fc{i}")
-            x = relu(fc(x, coarse))
+            x = jnp.concatenate([x, coarse], axis=-1)
+            x = relu(dense(x, self.channels, he_fan_out, f"fc{i}", self.dtype))
+        x = jnp.concatenate([x, coarse], axis=-1)
+        batch, rois = classes.shape
         predictor = ClassMask(self.num_classes, _predictor_init, self.dtype, name="predictor")
-        x, coarse = (each.reshape(-1, *each.shape[2:]) for each in (x, coarse))
-        return predictor(x, classes.reshape(-1), coarse).reshape(*classes.shape, -1)
+        x = x.reshape(batch * rois, *x.shape[2:])
+        return predictor(x, classes.reshape(-1)).reshape(batch, rois, -1)

@@ -201,13 +201,10 @@ class ClassMask(nn.Module):
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(
-        self, x: jax.Array, classes: jax.Array, beside: jax.Array | None = None
-    ) -> jax.Array:
-        """Map [N, .., C] and classes [N] to [N, ..], float32; `beside` as in `Dense`."""
+    def __call__(self, x: jax.Array, classes: jax.Array) -> jax.Array:
+        """Map [N, .., C] and classes [N] to [N, ..], float32."""
         num, rows = len(classes), self.num_classes + 1
-        own, others = x.shape[-1], 0 if beside is None else beside.shape[-1]
-        shape = (1, 1, own + others, rows)
+        shape = (1, 1, x.shape[-1], rows)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (rows,), jnp.float32)
         # A product, since a gather's gradient would be summed in any order on a GPU. Exact: one
@@ -215,8 +212,6 @@ class ClassMask(nn.Module):
         is_class = nn.one_hot(classes, rows)
         weights = jnp.matmul(is_class, kernel[0, 0].T, precision="highest")  # [N, C]
         bias = jnp.matmul(is_class, bias, precision="highest")
-        weights = weights.astype(self.dtype)
-        logits = jnp.einsum("npc,nc->np", x.reshape(num, -1, own), weights[:, :own])
-        if beside is not None:
-            logits += jnp.einsum("npc,nc->np", beside.reshape(num, -1, others), weights[:, own:])
+        pixels = x.reshape(num, -1, x.shape[-1])
+        logits = jnp.einsum("npc,nc->np", pixels, weights.astype(self.dtype))
         return (logits.astype(jnp.float32) + bias[:, None]).reshape(x.shape[:-1])

@@ -130,24 +130,6 @@ def test_a_range_of_zero_rounds_no_inputs():
         np.testing.assert_allclose(quantized(packed, x, None), [[expected]], rtol=1e-5)
 
 
-def test_channels_beside_the_input_are_measured_and_rounded():
-    class Model(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            ones, zeros = nn.initializers.ones, nn.initializers.zeros
-            return Dense(1, ones, zeros, name="layer")(x, 100 * x)
-
-    model, x = Model(), jnp.array([[0.3, 0.1]])
-    variables = model.init(jax.random.key(0), x)
-
-    def predict(variables, images, _):
-        return model.apply(variables, images)
-
-    assert measure_ranges(predict, variables, [(x, None)]) == pytest.approx({"layer": 30})
-    quantized, packed = quantize_jax(predict, variables, {"layer": 1.27}, (x, None))
-    np.testing.assert_allclose(quantized(packed, x, None), [[0.4 + 2 * 1.27]], rtol=1e-5)
-
-
 def test_an_upsampling_layer_has_a_scale_for_each_output_channel():
     class Model(nn.Module):
         @nn.compact
