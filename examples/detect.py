@@ -245,6 +245,8 @@ def main() -> None:
         for item in found:
             area = "" if item.mask is None else f" {item.mask.sum()} pixels"
             print(f"{path.name}: {item.name} {item.score:.3f} {item.box.round(1).tolist()}{area}")
+        if not found:
+            print(f"{path.name}: no object with a score of at least {args.threshold}")
         if args.output:
             args.output.mkdir(parents=True, exist_ok=True)
             draw(image, found).save(args.output / f"{path.stem}.png")

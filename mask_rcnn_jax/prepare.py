@@ -234,9 +234,9 @@ def stats() -> None:
     """Write a page about the set in --json and --images, and print suggestions for --config."""
     from mask_rcnn_jax.report.set_page import write_set_page
 
-    json_path, image_dir, output = only("json"), only("images"), FLAGS.output
-    if not (json_path and image_dir and output and output.lower().endswith(".html")):
-        raise ValueError("prepare stats needs --json, --images and --output, an .html to write")
+    json_path, image_dir, output = only("json"), only("images"), FLAGS.output or "stats.html"
+    if not (json_path and image_dir and output.lower().endswith(".html")):
+        raise ValueError("prepare stats needs --json and --images; --output is an .html to write")
     measure_input()
     recipe = cli.given_recipe() or load_own(STATS_RECIPE)
     advice = write_set_page(output, json_path, image_dir, recipe, boxes_only=FLAGS.boxes_only)

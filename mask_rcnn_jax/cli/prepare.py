@@ -68,7 +68,7 @@ def define_flags() -> None:
         "output",
         None,
         "The json to write; for split a folder, for tao_spec and configs a recipe, for stats an "
-        "HTML file, for preview a JPEG or PNG.",
+        "HTML file, stats.html if unset, for preview a JPEG or PNG.",
     )
     flags.DEFINE_integer("count", 12, "Number of images on the sheet.", lower_bound=1)
     cli.define_config(required=False)

@@ -177,14 +177,16 @@ class TestCommand:
         assert "\n--config.data.image_size=" in said or " \\\n--config" in said
         assert said.splitlines()[-1].startswith(f"{path}: ")
 
-    def test_without_a_recipe_it_is_that_for_own_data(self, tmp_path, capsys):
+    def test_without_a_recipe_it_is_that_for_own_data(self, tmp_path, capsys, monkeypatch):
         json_path, image_dir = write_coco(tmp_path, SIZES, OBJECTS)
         given = ["stats", "--json", json_path, "--images", image_dir]
-        assert run_inside("prepare", *given, "--output", tmp_path / "a.html") == 0
+        monkeypatch.chdir(tmp_path)
+        assert run_inside("prepare", *given) == 0
         assert "data.image_size: (800, 1333) -> " in capsys.readouterr().out
+        assert (tmp_path / "stats.html").exists()
 
     @pytest.mark.parametrize("given, words", [
-        (["--images=.", "--output=a.html"], "prepare stats needs --json, --images and --output"),
+        (["--images=."], "prepare stats needs --json and --images"),
         (["--json=a.json", "--images=.", "--output=a.png"], "an .html to write"),
         (["--json=gone.json", "--images=.", "--output=a.html"], "no annotation file 'gone.json'"),
     ])  # fmt: skip
