@@ -24,10 +24,14 @@ from pycocotools import mask as coco_mask
 
 from mask_rcnn_jax.data.tiles import Tiles
 from mask_rcnn_jax.images.headers import reads_heic
+from mask_rcnn_jax.models.build import build_model
+from mask_rcnn_jax.predict.predictor import Predictor
 from mask_rcnn_jax.serving import server as server_module
 from mask_rcnn_jax.serving.server import Server
 from mask_rcnn_jax.serving.service import Limits, Service
 from tests.commands.command import ROOT
+from tests.helpers import any_variables
+from tests.predict.conftest import CATEGORIES, two_canvas_config
 from tests.predict.stub_predictor import StubPredictor, image_of
 from tests.serving.asking import (
     HEAD,
@@ -532,9 +536,10 @@ def test_a_predictor_with_tiles_is_refused():
 
 
 @pytest.mark.slow
-def test_a_real_model_answers_many_at_once_and_compiles_nothing_for_it(predictor):
+def test_a_real_model_answers_many_at_once_and_compiles_nothing_for_it():
     """On canvases for landscape and portrait images, as it answers each alone."""
-    compiled = []
+    config, compiled = two_canvas_config(), []
+    predictor = Predictor(config, any_variables(build_model(config.model)), 3, CATEGORIES)
     service = Service(predictor, Limits(delay=0.01))
 
     def note(event, _, **kwargs):
