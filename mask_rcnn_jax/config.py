@@ -253,7 +253,9 @@ def _run_recipe(path: Path, name: str, variant: str = "") -> ConfigDict:
     except (SyntaxError, ValueError) as error:
         if path.suffix == ".py":
             raise
-        raise ValueError(f"{name} is no recipe, which is Python; {READERS}") from error
+        is_text = b"\0" not in path.read_bytes()
+        advice = READERS if is_text else "weights go to --weights or model.init_from"
+        raise ValueError(f"{name} is no recipe, which is Python; {advice}") from error
     loader.exec_module(module)
     if not hasattr(module, "get_config"):
         raise ValueError(f"{name} is no recipe: it has no get_config(); {READERS}")
