@@ -3,7 +3,6 @@
 import argparse
 import json
 import tomllib
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from tests.commands.command import ROOT
 BUDGETS = str(ROOT / "benchmarks" / "budgets.toml")
 LIMITS = [
     (str(path), recipe)
-    for path in (Path(BUDGETS), ROOT / "benchmarks" / "budgets_tpu.toml")
+    for path in sorted((ROOT / "benchmarks").glob("budgets*.toml"))
     for recipe in tomllib.loads(path.read_text())
 ]
 
