@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,13 @@ def log_devices() -> None:
         where = f" of {hosts} processes"
     devices = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     logging.info("computing on %s%s", devices, where)
+
+
+def traced_forms() -> AbstractContextManager[None]:
+    """Trace only what this process's devices compute, in programs that run on them."""
+    backend = jax.default_backend()
+    known = {"cpu": "cpu", "tpu": "tpu"} | ({"gpu": "cuda"} if _is_nvidia() else {})
+    return dispatch.traced_for(known.get(backend))
 
 
 def log_precision(precision: str, gather: Callable[[Any], list] = lambda value: [value]) -> None:

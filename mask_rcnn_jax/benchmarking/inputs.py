@@ -19,6 +19,7 @@ from mask_rcnn_jax.models.build import (
     resolve_precision,
 )
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
+from mask_rcnn_jax.ops.dispatch import traced_for
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch, Targets
 from mask_rcnn_jax.training.distill import Distillation
@@ -97,7 +98,8 @@ def lower_step(
     state = jax.eval_shape(lambda variables: TrainState.start(variables, tx), variables)
     batch = abstract_batch(recipe, batch_size, training=True)
     placed = _placed(state, mesh, P()), _placed(batch, mesh, P("data")), _placed(teacher, mesh, P())
-    traced = step.trace(*placed[:2], *placed[2])
+    with traced_for(platform):
+        traced = step.trace(*placed[:2], *placed[2])
     return traced.lower(lowering_platforms=platform and (platform,))
 
 
@@ -115,7 +117,9 @@ def lower_predict(
     of_model = abstract_prepared if isinstance(step_mesh, AbstractMesh) else abstract_variables
     variables = _placed(of_model(model), mesh, P())
     batch = _placed(abstract_batch(recipe, batch_size), mesh, P("data"))
-    return predict.trace(variables, batch).lower(lowering_platforms=platform and (platform,))
+    with traced_for(platform):
+        traced = predict.trace(variables, batch)
+    return traced.lower(lowering_platforms=platform and (platform,))
 
 
 def train_flops(recipe: Recipe) -> float | None:

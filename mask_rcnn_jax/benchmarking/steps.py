@@ -117,7 +117,8 @@ def _profiled(call: Callable, compiled: jax.stages.Compiled, folder: str | None)
 
 def _compile(function: Any, *args) -> tuple[jax.stages.Compiled, float]:
     started = time.perf_counter()
-    compiled = function.lower(*args).compile()
+    with device.traced_forms():
+        compiled = function.lower(*args).compile()
     seconds = time.perf_counter() - started
     device.log_kernels()
     return compiled, seconds

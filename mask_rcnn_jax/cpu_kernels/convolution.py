@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from mask_rcnn_jax.cpu_kernels import winograd
+from mask_rcnn_jax.ops.dispatch import by_platform
 
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 BLOCK_POSITIONS = 1024  # output positions at a time: their patches stay in the cache
@@ -60,7 +61,7 @@ def conv(
     def tpu(x, kernel, valid):
         return _conv(x, kernel, stride, padding)
 
-    return lax.platform_dependent(x, kernel, valid, cpu=cpu, tpu=tpu, default=default)
+    return by_platform(x, kernel, valid, cpu=cpu, tpu=tpu, default=default)
 
 
 def _conv(x: jax.Array, kernel: jax.Array, stride: int, padding) -> jax.Array:
@@ -143,7 +144,7 @@ def _backward(stride, padding, sparse_cotangent, saved, grad):
         return x_grad, kernel_grad.astype(kernel.dtype)
 
     tpu, default = (partial(transposed, form) for form in (_conv, _conv_on_gpu))
-    return *lax.platform_dependent(*saved, grad, cpu=cpu, tpu=tpu, default=default), None
+    return *by_platform(*saved, grad, cpu=cpu, tpu=tpu, default=default), None
 
 
 conv.defvjp(_forward, _backward)
@@ -156,15 +157,15 @@ def _input_vjp(x: jax.Array, grad: jax.Array, kernel: jax.Array, stride: int, pa
         return lambda grad: transpose(grad)[0]
     flipped = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
     sides = zip(kernel.shape[:2], pads, strict=True)
-    margins = [(k - 1 - before, k - 1 - after) for k, (before, after) in sides]
+    margins = tuple((k - 1 - before, k - 1 - after) for k, (before, after) in sides)
     return _conv_on_cpu(grad, flipped, 1, margins)
 
 
 def _pads(x: jax.Array, kernel_size: Sequence[int], stride: int, padding):
     """Return (before, after) for both axes."""
     if isinstance(padding, str):
-        return lax.padtype_to_pads(x.shape[1:3], kernel_size, (stride, stride), padding)
-    return padding
+        padding = lax.padtype_to_pads(x.shape[1:3], kernel_size, (stride, stride), padding)
+    return tuple(padding)
 
 
 def _chunk_rows(rows: int) -> int:

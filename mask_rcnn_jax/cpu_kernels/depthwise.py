@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from mask_rcnn_jax.cpu_kernels.convolution import DIMENSIONS
+from mask_rcnn_jax.ops.dispatch import by_platform
 
 SMALLEST = 2**14  # entries of an image's map; below, little is won for the time to compile
 
@@ -28,7 +29,7 @@ def depthwise(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _depthwise(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     forms = dict(cpu=partial(_cpu, stride=stride), default=partial(_default, stride=stride))
-    return lax.platform_dependent(x, kernel, **forms)
+    return by_platform(x, kernel, **forms)
 
 
 def _forward(x, kernel, stride):
@@ -43,7 +44,7 @@ def _backward(stride, saved, grad):
         spread = _spread(grad, x.shape, stride)
         return _cpu(spread, kernel[::-1, ::-1]), _kernel_gradient(x, grad, len(kernel), stride)
 
-    return lax.platform_dependent(*saved, grad, cpu=cpu, default=default)
+    return by_platform(*saved, grad, cpu=cpu, default=default)
 
 
 _depthwise.defvjp(_forward, _backward)

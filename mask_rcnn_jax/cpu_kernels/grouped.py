@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from mask_rcnn_jax.cpu_kernels.convolution import DIMENSIONS, conv
+from mask_rcnn_jax.ops.dispatch import by_platform
 
 SMALLEST = 2**14  # entries of an image's map; below, little is won for the time to compile
 
@@ -38,7 +39,7 @@ def grouped_conv(
 def _grouped(x: jax.Array, kernel: jax.Array, groups: int, stride: int, padding) -> jax.Array:
     options = dict(groups=groups, stride=stride, padding=padding)
     forms = dict(cpu=partial(_cpu, **options), default=partial(_default, **options))
-    return lax.platform_dependent(x, kernel, **forms)
+    return by_platform(x, kernel, **forms)
 
 
 def _forward(x, kernel, groups, stride, padding):
@@ -59,7 +60,7 @@ def _backward(groups, stride, padding, saved, grad):
         parts = lax.map(gradients, tuple(_split(each, groups) for each in (x, kernel, grad)))
         return tuple(_join(part) for part in parts)
 
-    return lax.platform_dependent(*saved, grad, cpu=cpu, default=default)
+    return by_platform(*saved, grad, cpu=cpu, default=default)
 
 
 _grouped.defvjp(_forward, _backward)

@@ -31,7 +31,7 @@ MAX_TILES_WITHOUT_LOOP = 800  # larger inputs loop over blocks
 INPUT_TRANSFORM = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
 KERNEL_TRANSFORM = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float32)
 OUTPUT_TRANSFORM = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
-Pads = Sequence[tuple[int, int]]  # (before, after) for both axes
+Pads = tuple[tuple[int, int], ...]  # (before, after) for both axes
 
 
 def is_profitable(x: jax.Array, kernel_shape: Sequence[int], stride: int) -> bool:
@@ -46,6 +46,7 @@ def transform(kernel: jax.Array) -> jax.Array:
     return jnp.einsum("ai,ijck,bj->abck", matrix, kernel, matrix, precision="highest")
 
 
+@partial(jax.jit, static_argnames="pads")  # traced once for layers of equal shapes
 def conv3x3(x: jax.Array, weights: jax.Array, pads: Pads) -> jax.Array:
     """Convolve [N, H, W, C] float32 with a kernel's `transform` to [N, h, w, K]."""
     tiling = _Tiling.from_input(x, pads)
@@ -68,6 +69,7 @@ def conv3x3(x: jax.Array, weights: jax.Array, pads: Pads) -> jax.Array:
     return out[:, :height, :width]
 
 
+@partial(jax.jit, static_argnames="pads")
 def kernel_gradient3x3(x: jax.Array, grad: jax.Array, pads: Pads) -> jax.Array:
     """Compute the kernel gradient [3, 3, C, K] from `conv3x3`'s output gradient [N, h, w, K]."""
     tiling = _Tiling.from_input(x, pads)

@@ -39,6 +39,7 @@ from mask_rcnn_jax.models.vit import ViT
 from mask_rcnn_jax.ops.anchors import AnchorGrid
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.classifier import Classifier
+from mask_rcnn_jax.ops.dispatch import traced_for
 from mask_rcnn_jax.ops.roi_align import RoIAlign
 from pallas_kernels import support
 
@@ -341,7 +342,9 @@ def _prepare(model: MaskRCNN, variables: dict) -> dict:
 
 
 def _init(model: MaskRCNN, key: jax.Array) -> dict:
-    return {"batch_stats": {}, **model.init(key, *_inputs(model), method="init_all")}
+    with traced_for("tpu"):  # what is computed is not used, and these forms are the plainest
+        variables = model.init(key, *_inputs(model), method="init_all")
+    return {"batch_stats": {}, **variables}
 
 
 def _inputs(model: MaskRCNN) -> tuple[jax.Array, jax.Array]:

@@ -15,6 +15,7 @@ from mask_rcnn_jax.cpu_kernels.convolution import DIMENSIONS, conv
 from mask_rcnn_jax.cpu_kernels.depthwise import depthwise
 from mask_rcnn_jax.cpu_kernels.grouped import grouped_conv
 from mask_rcnn_jax.models.prepared import prepared
+from mask_rcnn_jax.ops.dispatch import by_platform
 
 
 class Conv(nn.Module):
@@ -108,7 +109,7 @@ def pointwise(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     On an H100 in bfloat16, with bottlenecks as convolutions of cuDNN, a training step takes 5 %
     less time than with products, and a prediction 12 %: benchmarks/README.md.
     """
-    return lax.platform_dependent(x, kernel, **_pointwise_forms(stride))
+    return by_platform(x, kernel, **_pointwise_forms(stride))
 
 
 def _pointwise_forms(stride: int) -> dict[str, Callable]:
@@ -124,7 +125,7 @@ def _pointwise_forms(stride: int) -> dict[str, Callable]:
 
 def _pointwise_gradients(stride: int, saved, grad: jax.Array):
     forms = {platform: _pull(form) for platform, form in _pointwise_forms(stride).items()}
-    return lax.platform_dependent(saved, grad, **forms)
+    return by_platform(saved, grad, **forms)
 
 
 pointwise.defvjp(
@@ -231,7 +232,7 @@ def products(x: jax.Array, weights: Sequence[tuple[jax.Array, jax.Array]]) -> li
 
     A GPU reads x once for all of them, forward and for each gradient, and a CPU takes them in turn.
     """
-    return lax.platform_dependent(x, weights, cpu=_products_in_turn, default=_products_alone)
+    return by_platform(x, weights, cpu=_products_in_turn, default=_products_alone)
 
 
 def _products_in_turn(x: jax.Array, weights) -> list[jax.Array]:
@@ -265,7 +266,7 @@ def _pull(form: Callable) -> Callable:
 
 def _product_gradients(saved, grads):
     forms = dict(cpu=_pull(_products_in_turn), default=_pull(_products_at_once))
-    return lax.platform_dependent(saved, grads, **forms)
+    return by_platform(saved, grads, **forms)
 
 
 products.defvjp(lambda x, weights: (products(x, weights), (x, weights)), _product_gradients)
@@ -289,7 +290,7 @@ def add_conv_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
     """
     if x.dtype == bias.dtype:
         return add_bias(x, bias)
-    return lax.platform_dependent(x, bias, cpu=add_bias, default=_add_rounded_bias)
+    return by_platform(x, bias, cpu=add_bias, default=_add_rounded_bias)
 
 
 def _add_rounded_bias(x: jax.Array, bias: jax.Array) -> jax.Array:

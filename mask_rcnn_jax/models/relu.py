@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from mask_rcnn_jax.ops.dispatch import by_platform
+
 
 @jax.custom_jvp
 def relu(x: jax.Array) -> jax.Array:
@@ -18,6 +20,6 @@ def relu(x: jax.Array) -> jax.Array:
 @relu.defjvp
 def _relu_jvp(primals, tangents):
     # XLA for CPUs would duplicate the maximum and keep x, see `training.step.compiler_options`.
-    y = lax.platform_dependent(relu(*primals), cpu=lax.optimization_barrier, default=lambda y: y)
+    y = by_platform(relu(*primals), cpu=lax.optimization_barrier, default=lambda y: y)
     # Not y > 0, which XLA turns back into x > 0.
     return y, lax.select(y != 0, tangents[0], lax.full_like(tangents[0], 0))

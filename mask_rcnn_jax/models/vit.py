@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jax import lax
 from jax.typing import DTypeLike
 
 from mask_rcnn_jax import parts
@@ -17,6 +16,7 @@ from mask_rcnn_jax.models.drop_path import drop_path, fold_in
 from mask_rcnn_jax.models.init import normal, normal_dense
 from mask_rcnn_jax.models.norm import make_norm
 from mask_rcnn_jax.models.trunk import TransformerTrunk
+from mask_rcnn_jax.ops.dispatch import by_platform
 
 PATCH = 16  # pixels per side
 Attend = Literal["xla", "cudnn"]
@@ -192,7 +192,7 @@ def attend(
     branches = {"cpu": wide} if query.dtype == jnp.float16 else {}
     if kind == "cudnn" and jax.default_backend() == "gpu":  # tracing it needs the library
         branches["cuda"] = cudnn
-    return lax.platform_dependent(query, key, value, bias, **branches, default=xla)
+    return by_platform(query, key, value, bias, **branches, default=xla)
 
 
 def to_windows(x: jax.Array, window: int) -> jax.Array:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from mask_rcnn_jax.ops.dispatch import named
+from mask_rcnn_jax.ops.dispatch import by_platform, named
 
 TAPS = 4  # cells per axis that a bicubic value depends on
 CUBIC = -0.75  # the kernel's coefficient, torch's
@@ -100,7 +100,7 @@ def heatmaps_to_points(
         return lax.map(lambda row: one(*row), (heatmaps, boxes), batch_size=count)
 
     all_at_once = partial(in_turns, count=BOXES_AT_ONCE_CUDA)
-    return lax.platform_dependent(heatmaps, boxes, cuda=all_at_once, default=in_turns)
+    return by_platform(heatmaps, boxes, cuda=all_at_once, default=in_turns)
 
 
 def _point(

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from mask_rcnn_jax.ops.dispatch import by_platform
 from mask_rcnn_jax.ops.top_k import top_k
 
 LOW_QUALITY_RULES = ("best", "ties", "none")
@@ -57,7 +58,7 @@ def match_anchors(
         return jnp.where(gt_valid[None, :], iou_fn(anchors), 0.0)
 
     ties = low_quality == "ties"
-    matched_idxs, best_iou, best_anchor, reach, tied = lax.platform_dependent(
+    matched_idxs, best_iou, best_anchor, reach, tied = by_platform(
         anchors,
         cpu=partial(_extremes_by_blocks, valid_iou, num_gt=gt_valid.shape[0], ties=ties),
         default=partial(_extremes, valid_iou, ties=ties),

@@ -14,6 +14,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float32, Int
 
+from mask_rcnn_jax.ops.dispatch import by_platform
+
 CHUNK = 8  # neighbors represented by one of them
 TILE = 4096  # XLA sorts as many pairs in one launch
 MIN_REDUCTION = 3  # a smaller one is not worth the extra launches
@@ -39,7 +41,7 @@ def top_k(x: Float32[Array, "*B n"], k: int) -> tuple[Float32[Array, "*B k"], In
     by_sorting = partial(by_chunks, k=k) if _reducible(count, k) else plain
     if not 0 < 2 * k <= count or count <= MAX_SORT:
         return plain(x)
-    return lax.platform_dependent(x, cpu=plain, tpu=partial(by_threshold, k=k), default=by_sorting)
+    return by_platform(x, cpu=plain, tpu=partial(by_threshold, k=k), default=by_sorting)
 
 
 def by_chunks(x: Float32[Array, "*B n"], k: int) -> tuple[Array, Array]:

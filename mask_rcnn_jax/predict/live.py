@@ -64,7 +64,8 @@ class LiveModel:
             if key not in self._compiled:
                 doing = f"compiling the detector for images of {key[1]} x {key[2]}"
                 with console.lasting(doing, "compiled"):
-                    lowered = self._predict.lower(self._variables, images, sizes)
+                    with device.traced_forms():
+                        lowered = self._predict.lower(self._variables, images, sizes)
                     device.log_kernels()
                     self._compiled[key] = lowered.compile()
             return self._compiled[key]

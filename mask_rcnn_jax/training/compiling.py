@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -36,10 +36,10 @@ def announce_compiling(
     def run(variables: dict, batch: Any) -> Any:
         views = (batch,) if isinstance(batch, Batch) else batch
         shapes = tuple(view.images.shape for view in views)
-        if shapes in compiled:
-            return run_batch(variables, batch)
+        first = shapes not in compiled
         compiled.add(shapes)
-        with compiling(program, [shape[1:3] for shape in shapes]):
+        canvases = [shape[1:3] for shape in shapes]
+        with device.traced_forms(), compiling(program, canvases) if first else nullcontext():
             return run_batch(variables, batch)
 
     return run
@@ -59,7 +59,8 @@ def compile_canvases(
     Returns:
         The step, which takes the program of a batch's canvas, and compiles for any other.
     """
-    lowered = {canvas: step.lower(state, batch, *teacher) for canvas, batch in batches.items()}
+    with device.traced_forms():
+        lowered = {canvas: step.lower(state, batch, *teacher) for canvas, batch in batches.items()}
     # Processes that compile together must do so in the same order.
     at_once = min(len(lowered), max(2, os.cpu_count() or 1))  # each takes a core and memory
     threads = at_once if jax.process_count() == 1 else 1
@@ -68,6 +69,7 @@ def compile_canvases(
         programs = dict(zip(lowered, compiled, strict=True))
 
     def run(state: TrainState, batch: Batch, *teacher: Any) -> tuple[TrainState, dict]:
-        return programs.get(batch.images.shape[1:3], step)(state, batch, *teacher)
+        with device.traced_forms():
+            return programs.get(batch.images.shape[1:3], step)(state, batch, *teacher)
 
     return run

@@ -8,6 +8,7 @@ from absl import logging
 from jax.extend import core
 from jax.sharding import Mesh
 
+from mask_rcnn_jax.device import traced_forms
 from mask_rcnn_jax.memory import available_bytes
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.training.optim import count_microbatches
@@ -71,7 +72,8 @@ def step_bytes(step: Any, *arguments: Any) -> tuple[int, int]:
     each operation leaves is counted until its last use. XLA fuses operations and adds buffers of
     its own: its plans differ by up to a third.
     """
-    jaxpr = step.trace(*arguments).jaxpr.jaxpr
+    with traced_forms():
+        jaxpr = step.trace(*arguments).jaxpr.jaxpr
     fixed = sum(_bytes(leaf) for leaf in jax.tree.leaves((arguments[0], arguments[2:])))
     return fixed, fixed + _peak(jaxpr)
 

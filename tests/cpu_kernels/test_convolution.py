@@ -10,6 +10,7 @@ from jax import lax
 
 from mask_rcnn_jax.cpu_kernels import convolution, winograd
 from mask_rcnn_jax.cpu_kernels.convolution import conv, kernel_gradient
+from mask_rcnn_jax.ops.dispatch import replaced, traced_for
 from tests.bounds import UNIT_ROUNDOFF, assert_within, rounding_bound
 
 ONE = ((1, 1), (1, 1))
@@ -65,7 +66,7 @@ def bounds(x, kernel, stride, padding, grad):
     The same programs run on absolute values, so that their results are the magnitudes; Winograd's
     sums of inputs, weights and products add at most 10 roundings to those of the long sum.
     """
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, replaced():
         for name in ("INPUT_TRANSFORM", "KERNEL_TRANSFORM", "OUTPUT_TRANSFORM"):
             patch.setattr(winograd, name, np.abs(getattr(winograd, name)))
         magnitudes = with_gradients(abs(x), abs(kernel), None, abs(grad), stride, padding)
@@ -157,8 +158,9 @@ def test_with_fewer_multiplications(case, tiles, monkeypatch):
     monkeypatch.setattr(winograd, "MAX_TILES_WITHOUT_LOOP", 0 if tiles == 1 else 6)
     monkeypatch.setattr(winograd, "is_profitable", lambda *_: True)
     monkeypatch.setattr(convolution, "kernel_gradient", None)  # it is not to be used
-    test_values(case, with_winograd=True)
-    test_gradients(case, 1024, False, monkeypatch, with_winograd=True)
+    with replaced():  # not what was traced with other blocks
+        test_values(case, with_winograd=True)
+        test_gradients(case, 1024, False, monkeypatch, with_winograd=True)
 
 
 @pytest.mark.parametrize("channels", [64, 256])
@@ -234,17 +236,17 @@ def test_no_gradient_at_all_and_one_that_is_not_a_number():
     assert np.isnan(of_kernel).all() and np.isnan(of_x).sum() == 9 * x.shape[-1]
 
 
-@pytest.mark.parametrize("platform", ["default", "tpu"])
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
 @pytest.mark.parametrize("case", ["stem", "SAME, stride 2", "stride past the end"])
-def test_few_channels_as_on_gpus_and_tpus(case, platform, monkeypatch):
+def test_few_channels_as_on_gpus_and_tpus(case, platform):
     """Values and both gradients are those of the CPU's program."""
     x, kernel, stride, padding = problem(case)
     shape = jax.eval_shape(lambda x, k: conv(x, k, None, stride, padding), x, kernel).shape
     grad = jnp.asarray(output_gradient(shape, False))
     expected = with_gradients(x, kernel, None, grad, stride, padding)
     every_bound = bounds(x, kernel, stride, padding, grad)
-    monkeypatch.setattr(lax, "platform_dependent", lambda *args, **forms: forms[platform](*args))
-    results = with_gradients(x, kernel, None, grad, stride, padding)
+    with traced_for(platform):
+        results = with_gradients(x, kernel, None, grad, stride, padding)
     for mine, theirs, bound in zip(results, expected, every_bound, strict=True):
         assert_within(mine, theirs, 2 * bound)
 
@@ -275,14 +277,14 @@ def test_tpus_convolve_pixels_as_they_are():
 @pytest.mark.parametrize(
     "shape", [(0, 9, 12, 3), (2, 9, 12, 1), (2, 3, 9, 3), (2, 6, 7, 3), (2, 9, 12, 5)]
 )
-def test_blocks_of_few_or_no_windows(shape, monkeypatch):
+def test_blocks_of_few_or_no_windows(shape):
     """No image, one channel, no window at all, a single row of them, too many channels."""
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.integers(-4, 5, shape), jnp.float32)
     kernel = jnp.asarray(rng.integers(-4, 5, (5, 7, shape[-1], 2)), jnp.float32)
     options = 2, ((0, 0), (0, 0))
-    monkeypatch.setattr(lax, "platform_dependent", lambda *args, default, **_: default(*args))
-    out = jax.jit(lambda x, kernel: conv(x, kernel, None, *options))(x, kernel)
+    with traced_for("cuda"):
+        out = jax.jit(lambda x, kernel: conv(x, kernel, None, *options))(x, kernel)
     np.testing.assert_array_equal(out, by_loops(x, kernel, *options))
 
 

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.ops import matching
 from mask_rcnn_jax.ops.anchors import AnchorGrid
+from mask_rcnn_jax.ops.dispatch import traced_for
 from mask_rcnn_jax.ops.extent import ValidExtent
 from mask_rcnn_jax.training.step import compiler_options, make_mesh
 from tests.bounds import assert_within, encoding_bound
@@ -64,9 +64,8 @@ def form(request, monkeypatch):
     """The forms that find a matrix's extremes."""
     if request.param == "blocks":
         monkeypatch.setattr(matching, "BLOCK", 7 * 8)  # 40 anchors and 8 objects leave 5 rows over
-    if request.param == "GPU":
-        choose = lambda *args, default, **platforms: default(*args)  # noqa: E731
-        monkeypatch.setattr(lax, "platform_dependent", choose)
+    with traced_for("cuda" if request.param == "GPU" else None):
+        yield
 
 
 @pytest.mark.parametrize("low_quality", matching.LOW_QUALITY_RULES)
