@@ -179,9 +179,15 @@ def _chunk(x: jax.Array, i: int | jax.Array) -> jax.Array:
 
 def _over_valid_chunks(valid: jax.Array, body: Callable, start):
     """Fold `body(i, carry)` over every chunk i with a valid row."""
-    used = jnp.any(valid.reshape(-1, _chunk_rows(len(valid))), axis=1)
-    order = jnp.nonzero(used, size=len(used), fill_value=0)[0]
-    return lax.fori_loop(0, jnp.sum(used), lambda i, carry: body(order[i], carry), start)
+    order, count = _used_chunks(valid.reshape(-1, _chunk_rows(len(valid))))
+    return lax.fori_loop(0, count, lambda i, carry: body(order[i], carry), start)
+
+
+@jax.jit  # traced once for layers with equally many rows
+def _used_chunks(valid: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the chunks with a valid row of valid [chunks, rows], and their number."""
+    used = jnp.any(valid, axis=1)
+    return jnp.nonzero(used, size=len(used), fill_value=0)[0], jnp.sum(used)
 
 
 def kernel_gradient(

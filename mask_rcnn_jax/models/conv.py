@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 from mask_rcnn_jax.cpu_kernels.convolution import DIMENSIONS, conv
 from mask_rcnn_jax.cpu_kernels.depthwise import depthwise
 from mask_rcnn_jax.cpu_kernels.grouped import grouped_conv
+from mask_rcnn_jax.models.parameter import parameter
 from mask_rcnn_jax.models.prepared import prepared
 from mask_rcnn_jax.ops.dispatch import by_platform
 
@@ -61,10 +62,10 @@ class Conv(nn.Module):
     def _weights(self, channels: int, affine) -> tuple[jax.Array, jax.Array | None]:
         """Return the kernel in `dtype` and the bias, float32, with `affine` folded in."""
         shape = (*self.kernel_size, channels // self.groups, self.features)
-        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
+        kernel = parameter(self, "kernel", self.kernel_init, shape)
         bias = None
         if self.use_bias:
-            bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+            bias = parameter(self, "bias", nn.initializers.zeros, (self.features,))
         if affine is not None:
             scale, shift = affine
             kernel = kernel * scale[None, None, None]
@@ -174,8 +175,8 @@ class UpConv(nn.Module):
     def __call__(self, x: jax.Array, valid: jax.Array | None = None) -> jax.Array:
         """Map [N, H, W, C] to [N, H, W, 2, 2, features]; `valid` as in `RoIConv`."""
         shape = (2, 2, self.features, x.shape[-1])
-        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        kernel = parameter(self, "kernel", self.kernel_init, shape)
+        bias = parameter(self, "bias", nn.initializers.zeros, (self.features,))
         y = self.contract(x.astype(self.dtype), kernel.astype(self.dtype), valid)
         return add_bias(y.reshape(*x.shape[:3], 2, 2, self.features), bias)
 
@@ -195,8 +196,8 @@ class Weights(nn.Module):
     def __call__(self, channels: int) -> tuple[jax.Array, jax.Array]:
         """Return the kernel [1, 1, channels, features] and the bias [features], float32."""
         shape = (1, 1, channels, self.features)
-        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
-        return kernel, self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        kernel = parameter(self, "kernel", self.kernel_init, shape)
+        return kernel, parameter(self, "bias", nn.initializers.zeros, (self.features,))
 
 
 class Dense(nn.Module):
@@ -213,10 +214,10 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map [.., C] to [.., features]."""
-        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
+        kernel = parameter(self, "kernel", self.kernel_init, (x.shape[-1], self.features))
         bias = None
         if self.use_bias:
-            bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
+            bias = parameter(self, "bias", self.bias_init, (self.features,))
         x, kernel = nn.dtypes.promote_dtype(x, kernel, dtype=self.dtype)
         y = self.contract(x, kernel)
         return y if bias is None else add_bias(y, bias)

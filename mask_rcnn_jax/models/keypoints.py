@@ -15,6 +15,7 @@ from mask_rcnn_jax.cpu_kernels.convolution import conv
 from mask_rcnn_jax.models.channels import Channels, Widths, make_channels, narrow
 from mask_rcnn_jax.models.conv import RoIConv, pixel_shuffle
 from mask_rcnn_jax.models.init import he_fan_out
+from mask_rcnn_jax.models.parameter import parameter
 from mask_rcnn_jax.models.relu import relu
 from mask_rcnn_jax.models.sampling import MaskRoIs
 from mask_rcnn_jax.ops import keypoints as keypoint_ops
@@ -100,8 +101,8 @@ class Heatmaps(nn.Module):
     def __call__(self, x: jax.Array, valid: jax.Array | None) -> jax.Array:
         """Map [N, S, S, C] to [N, features, 2S, 2S], float32; `valid` as in `RoIConv`."""
         shape = (4, 4, self.features, x.shape[-1])
-        kernel = self.param("kernel", he_fan_in_up, shape, jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        kernel = parameter(self, "kernel", he_fan_in_up, shape)
+        bias = parameter(self, "bias", nn.initializers.zeros, (self.features,))
         y = self.contract(x.astype(self.dtype), kernel.astype(self.dtype), valid)
         y = y.reshape(*x.shape[:3], self.features, 2, 2).astype(jnp.float32)
         return pixel_shuffle(jnp.moveaxis(y, 3, 1)) + bias[None, :, None, None]

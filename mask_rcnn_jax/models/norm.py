@@ -23,6 +23,8 @@ from flax import linen as nn
 from jax import lax
 from jax.typing import DTypeLike
 
+from mask_rcnn_jax.models.parameter import parameter
+
 Norm = Literal[
     "none", "frozen", "affine", "batch", "sync_batch", "naive_sync_batch", "group", "layer"
 ]
@@ -113,8 +115,8 @@ def _batch_norm_variables(
     norm: nn.Module, features: int
 ) -> tuple[jax.Array, jax.Array, nn.Variable, nn.Variable]:
     """Scale, bias, mean and variance, [features] each, float32."""
-    scale = norm.param("scale", nn.initializers.ones, (features,), jnp.float32)
-    bias = norm.param("bias", nn.initializers.zeros, (features,), jnp.float32)
+    scale = parameter(norm, "scale", nn.initializers.ones, (features,))
+    bias = parameter(norm, "bias", nn.initializers.zeros, (features,))
     mean = norm.variable("batch_stats", "mean", jnp.zeros, (features,), jnp.float32)
     var = norm.variable("batch_stats", "var", jnp.ones, (features,), jnp.float32)
     return scale, bias, mean, var

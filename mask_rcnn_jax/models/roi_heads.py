@@ -13,6 +13,7 @@ from mask_rcnn_jax.models.channels import Channels, Widths, make_channels, narro
 from mask_rcnn_jax.models.conv import RoIConv, UpConv, pixel_shuffle
 from mask_rcnn_jax.models.init import dense, he_fan_out, he_fan_out_up
 from mask_rcnn_jax.models.norm import GROUPS, LIVE, Norm, check_channels, make_norm, normalize
+from mask_rcnn_jax.models.parameter import parameter
 from mask_rcnn_jax.models.relu import relu
 
 
@@ -205,8 +206,8 @@ class ClassMask(nn.Module):
         """Map [N, .., C] and classes [N] to [N, ..], float32."""
         num, rows = len(classes), self.num_classes + 1
         shape = (1, 1, x.shape[-1], rows)
-        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, (rows,), jnp.float32)
+        kernel = parameter(self, "kernel", self.kernel_init, shape)
+        bias = parameter(self, "bias", nn.initializers.zeros, (rows,))
         # A product, since a gather's gradient would be summed in any order on a GPU. Exact: one
         # factor is 1, the others are 0.
         is_class = nn.one_hot(classes, rows)

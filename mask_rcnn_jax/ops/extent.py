@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 STRIDES = (4, 8, 16, 32, 64, 128)  # pixels per cell of P2..P7
 
@@ -36,9 +37,10 @@ class ValidExtent:
         """
         if self.size is None:
             return None
-        rows, columns = self.cells(stride or -(-self.canvas[0] // shape[0]))
-        inside = (jnp.arange(shape[0]) < rows)[:, None] & (jnp.arange(shape[1]) < columns)[None]
-        return inside[None, :, :, None]
+        stride = stride or -(-self.canvas[0] // shape[0])
+        y = lax.broadcasted_iota(jnp.int32, (1, shape[0], 1, 1), 1)
+        x = lax.broadcasted_iota(jnp.int32, (1, 1, shape[1], 1), 2)
+        return (y * stride < self.size[0]) & (x * stride < self.size[1])
 
 
 def valid_extent(canvas: tuple[int, int], image_sizes: jax.Array, pad_multiple: int) -> ValidExtent:
