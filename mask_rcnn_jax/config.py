@@ -47,8 +47,12 @@ def load_config(
             or an entry is unknown or has a wrong value.
     """
     tree = load_tree(name_or_path)
-    for name, value in (overrides or {}).items():
-        override(tree, name, value)
+    overrides = overrides or {}
+    if not isinstance(overrides, Mapping):
+        expected = "expected a dict, such as {'train.steps': 5}"
+        raise ValueError(f"overrides is {overrides!r}, {expected}")
+    for name, value in overrides.items():
+        override(tree, str(name), value)
     return as_recipe(tree)
 
 
@@ -79,6 +83,7 @@ def load_own(name: str) -> "Recipe":
 
 def load_tree(name_or_path: str | Path) -> ConfigDict:
     """Load what `load_config` loads in the form in which recipes are written, to change it."""
+    check_path(name_or_path, "name_or_path", "the name of a recipe or a path")
     text, path = str(name_or_path), Path(name_or_path)
     if is_bucket(text):
         return ConfigDict(read_run(full(text).removesuffix("/config.json")).to_dict())
@@ -201,6 +206,12 @@ def read_workdir(workdir: str | Path) -> tuple["Recipe", list[dict]]:
         raise ValueError(f"{path}: {cut(str(error), 1000)}") from error
 
 
+def check_path(path: object, name: str, expected: str = "a path") -> None:
+    """Raise ValueError, naming the argument, for what is neither a path nor a name."""
+    if not isinstance(path, str | os.PathLike) or path == "":
+        raise ValueError(f"{name} is {cut(repr(path), 80)}, expected {expected}")
+
+
 def check_written(
     path: str | Path, name: str, *, is_folder: bool = False, in_store: bool = False
 ) -> None:
@@ -209,6 +220,7 @@ def check_written(
 
     in_store: it may be the address of an object store, but of no other place.
     """
+    check_path(path, name)
     if is_address(path):
         if in_store and is_bucket(path) and "://" in full(path):
             return

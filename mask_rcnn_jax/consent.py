@@ -43,6 +43,8 @@ def allow_code(names: str | Iterable[str] = ()) -> Iterator[None]:
 def allow(names: str | Iterable[str]) -> None:
     """Allow as `allow_code`, until the end of its block."""
     listed = [names] if isinstance(names, str) else names
+    if not isinstance(listed, Iterable) or not all(isinstance(name, str) for name in listed):
+        raise ValueError(f"names is {names!r}, expected modules, packages or functions")
     found = {name.strip() for one in listed for name in (one, *one.split(","))}
     _allowed.set(_allowed.get() | found - {""})
 

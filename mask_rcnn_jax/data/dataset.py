@@ -4,6 +4,7 @@ Everything is in pixels of the original image. `CocoDataset` implements the prot
 json; docs/extending.md shows a custom dataset.
 """
 
+import inspect
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -82,6 +83,8 @@ class Annotation:
             ValueError: a polygon has too few points or a value that is not finite, or no area of
                 the box is inside the image.
         """
+        if np.shape(image_size) != (2,):
+            raise ValueError(f"image_size is {image_size}, expected (height, width)")
         segmentation = tuple(np.asarray(part, np.float32).reshape(-1) for part in polygons)
         if fault := segmentation_fault(segmentation, *image_size, is_compact=True):
             raise ValueError(fault)
@@ -247,8 +250,14 @@ def annotation_fault(
 
 
 def _dataset_problems(dataset: Dataset) -> Iterator[str]:
-    if isinstance(dataset.class_names, str):
-        yield f"class_names is {dataset.class_names!r}, expected a sequence of names"
+    for member, kind in (("class_names", "names"), ("images", "ImageRecord")):
+        value = getattr(dataset, member)
+        if isinstance(value, str) or not hasattr(value, "__len__"):
+            yield f"{member} is {value!r}, expected a sequence of {kind}"
+    try:
+        inspect.signature(dataset.decode).bind(0)
+    except TypeError as error:
+        yield f"decode: {error}, expected a method that takes an image's index"
     if not isinstance(found := keypoints(dataset), Keypoints):
         yield f"'keypoints' is {found!r}, expected an annotations.keypoints.Keypoints(names)"
     names, ids = list(dataset.class_names), category_ids(dataset)

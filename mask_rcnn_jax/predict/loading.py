@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 from absl import flags, logging
 
-from mask_rcnn_jax.config import as_recipe, load_config, recipe_names
+from mask_rcnn_jax.config import as_recipe, check_path, load_config, recipe_names
 from mask_rcnn_jax.predict.engines import Exported, load_exported
 from mask_rcnn_jax.predict.predictor import Predictor
 from mask_rcnn_jax.recipe.manifest import MANIFEST
@@ -48,6 +48,7 @@ def load(
         ValueError: the weights do not fit, or are unknown, or the run names other code.
         OSError: a file cannot be read or downloaded.
     """
+    check_path(model, "model", "a run, a folder of `export`, a name of weights or a recipe's path")
     if weights is None and (Path(model) / MANIFEST).is_file():
         exported = load_exported(model, engine, precision)
         return load_predictor(exported, score_threshold, batch_size, tile, overlap)

@@ -11,6 +11,7 @@ import numpy as np
 
 from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.annotations.keypoints import skeleton_of
+from mask_rcnn_jax.config import check_written
 from mask_rcnn_jax.evaluation import visualize
 from mask_rcnn_jax.evaluation.encode import ImageDetections, Masks, encode_image, mask_crop
 from mask_rcnn_jax.images.pixel_size import PixelSize
@@ -308,4 +309,5 @@ class Result:
 
         Raises ValueError for another ending, OSError if the file cannot be written.
         """
+        check_written(path, "path")
         visualize.write_image(Path(path), self.plot(**options))

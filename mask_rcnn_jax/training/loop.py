@@ -107,7 +107,7 @@ def train(
     workdir = mirror.folder
     workers.remove_leftovers()  # of a run that was killed at its end: nothing may be left to train
     recipe = as_recipe(config)
-    given = [loggers] if isinstance(loggers, str) or callable(loggers) else loggers
+    given = loggers if isinstance(loggers, list | tuple) else [loggers]
     loggers = resolve_loggers([*recipe.train.loggers, *given])  # before minutes of reading data
     on_first(lambda: check_loggers(loggers))
     is_begun = on_first(mirror.has_checkpoint)

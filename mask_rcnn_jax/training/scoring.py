@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax import device
-from mask_rcnn_jax.config import as_recipe, check_written
+from mask_rcnn_jax.config import as_recipe, check_path, check_written
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import (
     Dataset,
@@ -109,8 +109,11 @@ def evaluate(
         ValueError, OSError: weights, config or dataset cannot be used or do not fit each other.
     """
     tiles, has_output = tiling(tile, overlap), output is not None
-    check_written(output or "", "output", in_store=True)
+    if has_output:
+        check_written(output, "output", is_folder=True, in_store=True)
     given = None if config is None else as_recipe(config)
+    if not hasattr(weights, "accepts"):
+        check_path(weights, "weights", "a path, a name of weights or an exported model")
     if isinstance(weights, str | Path):
         weights = str(published.local(weights))
     restored, exported = _source(weights, given, accept_mismatch, has_output=has_output)

@@ -11,7 +11,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax import consent, parts
-from mask_rcnn_jax.config import as_recipe, load_own, named_code, read_workdir
+from mask_rcnn_jax.config import as_recipe, check_path, load_own, named_code, read_workdir
 from mask_rcnn_jax.images.bands import MODEL_ENTRIES
 from mask_rcnn_jax.models.build import BUILDERS, PARTS, abstract_variables, build_model
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
@@ -55,6 +55,7 @@ def restore(
     Raises ValueError if the recipe describes another model than the run's, the weights do not fit
     it, or the run names code that `consent` does not let run.
     """
+    check_path(weights, "weights")
     given, weights = weights, published.local(weights)
     recipe, categories, checkpoint = restore_recipe(recipe, weights, accept_mismatch)
     if categories is None and is_address(given):
@@ -117,6 +118,7 @@ def load_variables(
 
     Raises ValueError listing missing, unexpected and misshapen arrays if the weights do not fit.
     """
+    check_path(path, "path")
     recipe = as_recipe(config)
     loaded = pretrained.load(
         path,

@@ -336,6 +336,40 @@ CALLS = {
         lambda: mrcnn.train("quickstart", RECIPE),
         "is a file, expected a folder",
     ),
+    "no workdir": (lambda: mrcnn.train("quickstart", None), "workdir is None, expected a path"),
+    "an empty workdir": (lambda: mrcnn.train("quickstart", ""), "workdir is '', expected a path"),
+    "no recipe": (lambda: mrcnn.load_config(None), "name_or_path is None, expected the name of a"),
+    "overrides as on a command line": (
+        lambda: mrcnn.load_config("finetune", ["train.steps=5"]),
+        "overrides is ['train.steps=5'], expected a dict, such as {'train.steps': 5}",
+    ),
+    "an override without a name": (
+        lambda: mrcnn.load_config("finetune", {5: 5}),
+        "there is no config entry '5'",
+    ),
+    "a recipe in place of a run": (
+        lambda: mrcnn.load(mrcnn.load_config("finetune")),
+        "model is Recipe(",
+    ),
+    "no weights": (lambda: mrcnn.load("finetune", 5), "weights is 5, expected a path"),
+    "no variables": (lambda: mrcnn.load_variables(None, "finetune"), "path is None"),
+    "nothing to evaluate": (lambda: mrcnn.evaluate(None), "weights is None, expected a path"),
+    "an output that is a file": (
+        lambda: mrcnn.evaluate("nuclei_resnet10", output=RECIPE),
+        "quickstart.py is a file, expected a folder",
+    ),
+    "no logger": (
+        lambda: mrcnn.train("quickstart", "run", loggers=None),
+        "loggers has None, expected 'wandb'",
+    ),
+    "no code to allow": (
+        lambda: mrcnn.allow_code([json]).__enter__(),
+        "expected modules, packages or functions",
+    ),
+    "a shape for a size": (
+        lambda: mrcnn.Annotation.from_polygons([[1, 1, 5, 1, 5, 5]], 1, (8, 8, 3)),
+        "image_size is (8, 8, 3), expected (height, width)",
+    ),
 }
 
 
