@@ -109,7 +109,7 @@ def evaluate(
         ValueError, OSError: weights, config or dataset cannot be used or do not fit each other.
     """
     tiles, has_output = tiling(tile, overlap), output is not None
-    if has_output:
+    if output is not None:
         check_written(output, "output", is_folder=True, in_store=True)
     given = None if config is None else as_recipe(config)
     if not hasattr(weights, "accepts"):
