@@ -19,6 +19,13 @@ COMMANDS = (
     *("demo", "recipes", "prepare", "train", "evaluate"),
     *("infer", "serve", "prune", "export", "benchmark", "completion"),
 )
+# What other systems call a command, and actions that are typed as one.
+OTHERS_NAMES = {
+    **dict.fromkeys(("predict", "detect", "inference"), "infer"),
+    **dict.fromkeys(("val", "validate", "test", "eval"), "evaluate"),
+    **dict.fromkeys(("fit", "finetune"), "train --config finetune"),
+    **{name: f"prepare {name}" for name in ("check", "convert", "split", "stats", "weights")},
+}
 HELP = ("-h", "-help", "--help", "help")
 
 
@@ -39,8 +46,8 @@ def main() -> None:
         del sys.argv[1]
         runpy.run_module(f"mask_rcnn_jax.{name}", run_name="__main__", alter_sys=True)
     else:
-        close = difflib.get_close_matches(name, COMMANDS, 1)
-        hint = f", did you mean {close[0]!r}?" if close else f", expected {', '.join(COMMANDS)}"
+        close = OTHERS_NAMES.get(name) or "".join(difflib.get_close_matches(name, COMMANDS, 1))
+        hint = f", did you mean {close!r}?" if close else f", expected {', '.join(COMMANDS)}"
         print(f"error: no command {name!r}{hint}", file=sys.stderr)
         sys.exit(2)
 

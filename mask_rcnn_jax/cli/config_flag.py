@@ -261,10 +261,9 @@ def _unknown_flag(error: flags.UnrecognizedFlagError) -> str:
     flag, text = error.flagname, f"Unknown command line flag {error.flagname!r}"
     if flag in ("resume", "resume_from") and "workdir" in flags.FLAGS:
         return f"{text}: the same command, with the same --workdir, resumes a run"
-    for meant in OTHERS_FLAGS.get(flag, ()):
-        if meant.partition(".")[0] in flags.FLAGS:
-            return f"{text}, did you mean --{meant}?"
-    config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
+    if meant := _others_flag(flag):
+        return f"{text}, did you mean --{meant}?"
+    config = _config()
     if config is None and flag.startswith("config."):
         return f"{text}: an entry of --config, which is missing"
     if "Did you mean" in str(error):
@@ -282,6 +281,24 @@ def _unknown_flag(error: flags.UnrecognizedFlagError) -> str:
     return f"{text}, did you mean {shown}?" if found else text
 
 
+def _config() -> ConfigDict | None:
+    """Return the recipe of --config; None without it, or in a command that has no such flag."""
+    return flags.FLAGS["config"].value if "config" in flags.FLAGS else None
+
+
+def _others_flag(name: str) -> str:
+    """Return the flag of this command that other systems call by a name; "" if there is none."""
+    known = (flag for flag in OTHERS_FLAGS.get(name, ()) if flag.partition(".")[0] in flags.FLAGS)
+    return next(known, "")
+
+
+def _meant_by_name(name: str) -> str:
+    """Return the flag that `name=value` without dashes may mean; "" if nothing is like it."""
+    config = _config()
+    entries = [] if config is None else close_entries(config, name)
+    return _others_flag(name) or (f"config.{entries[0]}" if entries else "")
+
+
 def _commands_with(flag: str) -> list[str]:
     """Return the commands whose code defines a flag; they are not imported."""
     package, defined = Path(__file__).parents[1], re.compile(rf'DEFINE_\w+\(\s*"{re.escape(flag)}"')
@@ -291,9 +308,11 @@ def _commands_with(flag: str) -> list[str]:
 
 def unexpected(argument: str, argv: Sequence[str]) -> str:
     """Say what may be meant by an argument that is neither a flag nor the value of one."""
-    name = argument.partition("=")[0]
+    name, equals, value = argument.partition("=")
     if _OVERRIDE.match(f"--{name}") or name in flags.FLAGS:
         return f"unexpected argument {argument!r}, did you mean --{argument}?"
+    if equals and (meant := _meant_by_name(name)):
+        return f"unexpected argument {argument!r}, did you mean --{meant}={value}?"
     if argv[1] == argument and (meant := _meant_by_first(argv)):
         return f"unexpected argument {argument!r}{meant}"
     patterns = ", patterns in quotes: --input 'photos/*.jpg'" if "input" in flags.FLAGS else ""

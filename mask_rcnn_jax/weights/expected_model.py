@@ -210,7 +210,7 @@ def _differing(
 
 
 def advice(path: str | os.PathLike, stated: Sequence[Difference]) -> str:
-    """Say how to set a recipe's entries to what the weights at `path` need."""
+    """Say how to set a recipe's entries to what weights, by their path or name, need."""
     flags = (f"--config.{one.entry}={shlex.quote(str(one.theirs))}" for one in stated)
     return (
         f"{path} holds weights of {stated[0].title}, which find something else with the recipe's "

@@ -118,6 +118,7 @@ def load(
     another value of a refused entry.
     """
     section, given, path = parts.to_section(model), path, published.find(path)
+    called = published.with_recipe(given) if published.is_name(given) else path
     beside = given if is_address(given) else path
     if is_run(path):
         variables, about = load_checkpoint(path, raw=raw), []
@@ -127,7 +128,7 @@ def load(
     found = [d for d in found if not _is_of_other_bands(d)]
     stated = [d for d in found if d.is_stated and (refused is None or d.entry in refused)]
     if stated and not accept_mismatch:
-        raise ValueError(advice(path, stated))
+        raise ValueError(advice(called, stated))
     for line in about[:1]:
         logging.info("%s", line)
     for line in [*about[1:], *(f"{path}: {difference}" for difference in found)]:
@@ -266,7 +267,7 @@ def merge_into(
     if missing or unexpected or misshapen:
         of_int8 = any(name.endswith(f"/{RANGE}") for name in missing + unexpected)
         raise ValueError(
-            f"{source}: does not fit the model: missing {listing(missing)}; "
+            f"{published.with_recipe(source)}: does not fit the model: missing {listing(missing)}; "
             f"unexpected {listing(unexpected)}; misshapen {listing(misshapen)}"
             + (f"; each {RANGE} is of model.quantization.int8=True" if of_int8 else "")
         )

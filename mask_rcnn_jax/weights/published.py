@@ -252,6 +252,12 @@ def brought_recipe(weights: str | os.PathLike) -> str:
     return recipe_of(str(weights)) if is_name(weights) else ""
 
 
+def with_recipe(weights: str | os.PathLike) -> str:
+    """Return what a message calls weights: a name together with the recipe that they fit."""
+    recipe = brought_recipe(weights)
+    return f"{weights} (made for --config {recipe})" if recipe else str(weights)
+
+
 def is_name(weights: str | os.PathLike) -> bool:
     """Whether it is one of `names` and no file, folder or checkpoint of TensorFlow, which is
     named without an ending."""

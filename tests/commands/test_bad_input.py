@@ -407,6 +407,21 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
         ("train", ["finetune"], ["--config must have a value, did you mean --config finetune?"]),
         ("train", ["my.py"], ["--config must have a value, did you mean --config my.py?"]),
         (
+            "train",
+            ["--config=quickstart", "--workdir=w", "data.train_json=x.json"],
+            ["'data.train_json=x.json', did you mean --config.data.train_json=x.json?"],
+        ),
+        (
+            "train",
+            ["--config=quickstart", "--workdir=w", "imgsz=512"],
+            ["unexpected argument 'imgsz=512', did you mean --config.data.image_size=512?"],
+        ),
+        (
+            "infer",
+            ["--output=out", "--input=a.jpg", "--weights=nuclei_resnet10", "conf=0.3"],
+            ["unexpected argument 'conf=0.3', did you mean --score_threshold=0.3?"],
+        ),
+        (
             "infer",
             ["a.jpg"],
             ["--input and --output must have a value, did you mean --input a.jpg?"],

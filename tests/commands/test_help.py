@@ -9,7 +9,7 @@ import pytest
 from absl import flags
 
 from mask_rcnn_jax import prepare
-from mask_rcnn_jax.__main__ import COMMANDS
+from mask_rcnn_jax.__main__ import COMMANDS, OTHERS_NAMES
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.recipe.entries import flatten
 from tests.commands.command import ROOT, check_done, error_line, run_inside
@@ -48,6 +48,8 @@ def test_the_package_lists_its_commands_with_the_first_line_of_each():
 def test_the_package_runs_a_command_and_refuses_others(capsys):
     done = package("trian", "--config", "coco")
     assert error_line(done.returncode, done.stderr) == "no command 'trian', did you mean 'train'?"
+    done = package("predict", "photo.jpg")  # as others call it
+    assert error_line(done.returncode, done.stderr) == "no command 'predict', did you mean 'infer'?"
     done = package("zzz")
     words = "expected demo, recipes, prepare, train, evaluate"
     assert words in error_line(done.returncode, done.stderr)
@@ -57,6 +59,14 @@ def test_the_package_runs_a_command_and_refuses_others(capsys):
     assert run_inside("prepare", "split", "-h") == 0
     assert done.stdout == capsys.readouterr().out
     assert check_done(done).stderr == ""
+
+
+def test_what_others_call_a_command_is_one():
+    for name, meant in OTHERS_NAMES.items():
+        command, *rest = meant.split()
+        assert command in COMMANDS and name not in COMMANDS
+        if command == "prepare":
+            assert rest[0] in " ".join(prepare.ACTIONS)
 
 
 @pytest.mark.parametrize("entry", COMMANDS)

@@ -4,11 +4,12 @@ import hashlib
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import mask_rcnn_jax as mrcnn
-from mask_rcnn_jax.config import load_config
-from mask_rcnn_jax.weights import published, restore
+from mask_rcnn_jax.config import as_recipe, load_config
+from mask_rcnn_jax.weights import pretrained, published, restore
 from mask_rcnn_jax.weights.pretrained import check_source
 from mask_rcnn_jax.weights.published import (
     BY_HAND,
@@ -102,6 +103,18 @@ def test_a_name_brings_its_recipe(some, monkeypatch):
     with pytest.raises(ValueError, match="far enough"):
         mrcnn.load("some")
     assert asked == [("some", 2)]  # `coco_torchvision:v2`
+
+
+def test_errors_on_weights_by_name_say_which_recipe_they_are_made_for():
+    (name, recipe) = next(iter(published.SHIPPED.items()))
+    other = as_recipe(load_config("finetune")).model
+    with pytest.raises(ValueError, match=rf"{name} \(made for --config {recipe}\) holds weights"):
+        pretrained.load(name, other)
+    variables = {"params": {"fpn": {"other": np.ones(2)}}}
+    with pytest.raises(ValueError, match=rf"{name} \(made for --config {recipe}\): does not fit"):
+        pretrained.merge_into({"params": {}}, variables, source=name)
+    with pytest.raises(ValueError, match="^resnet50: does not fit"):  # goes into many recipes
+        pretrained.merge_into({"params": {}}, variables, source="resnet50")
 
 
 def test_without_a_published_checksum_the_first_one_counts(some, tmp_path, monkeypatch, caplog):
