@@ -33,6 +33,11 @@ _TEXTS = {
     BITS: "all but 8 of {bits} bits",
     ALPHA: "alpha, so that what is transparent is seen",
 }
+# Gray images of a set are stretched as its recipe says; for `infer`, with any model of photographs:
+STRETCHED = (
+    "--config.data.bands.names=red,green,blue --config.data.bands.numbers=1,1,1 "
+    "--config.data.bands.scale=image --accept_mismatch"
+)
 DIM = 63  # of 255: a 16-bit image that stays below uses less than a quarter of its range
 MOST_PAGES = 1000  # that are counted
 SAMPLE, SAMPLE_DEEP = 200, 20  # images of a set that are looked at, and of 16 bits
@@ -131,8 +136,11 @@ class Unused:
                 self._found.setdefault(kind, _Named(name)).count += 1
             self._kinds.setdefault((header.bits, header.bands), _Named(name)).count += 1
 
-    def lines(self) -> list[str]:
-        """Lines on parts that are not used, bits and bands that differ, and images nearly black."""
+    def lines(self, *, infers: bool = False) -> list[str]:
+        """Lines on parts that are not used, bits and bands that differ, and images nearly black.
+
+        infers: give the flags of `infer` for the latter.
+        """
         found, total, lines = self._found, self._total, []
         deepest = max((bits for bits, _ in self._kinds), default=8)
         listed = [
@@ -150,11 +158,12 @@ class Unused:
             ]
             lines.append(f"of {total} images, bits and bands differ: {'; '.join(kinds)}")
         if dark := found.get(DARK):
+            how = f"; {STRETCHED} stretches gray ones" if infers else ""
             lines.append(
                 f"{dark.count} of {total} images have 16 bits and use less than a quarter of their "
                 f"range, so that they are nearly black in the 8 bits that are read (first: "
                 f"{dark.first}); data.bands.scale, with data.bands.names, stretches them "
-                "(docs/bands.md#gray-images-of-16-bits)"
+                f"(docs/bands.md#gray-images-of-16-bits){how}"
             )
         return lines
 

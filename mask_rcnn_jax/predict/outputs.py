@@ -50,7 +50,7 @@ def write_images(
                 done += 1
                 progress.advance(1)
     logging.info("%d detections in %d images", files.count, done)
-    for line in unused.lines():
+    for line in unused.lines(infers=True):
         logging.warning("%s", line)
 
 

@@ -131,7 +131,7 @@ def write_parts(predictor: Predictor, images: Images, folder: str, parts: Parts)
                 delete_record(folder, file)
             record = _write_part(predictor, inputs, folder, file, wanted, unused, progress)
         done, skipped = done + record["done"], skipped + record["skipped"]
-    for line in unused.lines():
+    for line in unused.lines(infers=True):
         logging.warning("%s", line)
     logging.info("shard %d/%d: %d images done, %d skipped", *shard, done, skipped)
     logging.info("results: %s, %d parts, of which %d were there", folder, number + 1, kept)

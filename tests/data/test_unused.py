@@ -165,7 +165,10 @@ def test_dark_gray_is_stretched_for_a_model_of_photographs_as_the_page_says(tmp_
     words = shlex.split(text.split("```bash")[1].split("```")[0])
     named = [w.removeprefix("--config.data.bands.") for w in words if "data.bands" in w]
     given = dict(word.split("=", 1) for word in named)
-    bands = Bands(**{k: v if v.isalpha() else ast.literal_eval(v) for k, v in given.items()})
+    names, numbers = given["names"].split(","), ast.literal_eval(given["numbers"])
+    bands = Bands(names=tuple(names), numbers=numbers, scale=given["scale"])
     (tmp_path / "a.png").write_bytes(content)
+    (line,) = [line for line in unused.lines(infers=True) if "nearly black" in line]
+    assert set(named) <= {w.removeprefix("--config.data.bands.") for w in shlex.split(line)}
     image = bands.scaled(bands.read(tmp_path / "a.png"))
     assert image.shape == (40, 60, 3) and image.min() < 5 and image.max() > 250
