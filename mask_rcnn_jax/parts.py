@@ -21,6 +21,7 @@ from typing import (
     runtime_checkable,
 )
 
+from mask_rcnn_jax.ranges import Range, range_of
 from mask_rcnn_jax.signatures import Signature, signature_of
 
 MODULE_FIELDS = ("parent", "name")  # fields on every Flax module
@@ -62,6 +63,7 @@ class Entry(NamedTuple):
     default: Any
     type: Any
     meaning: str
+    limits: Range | None = None
 
     @property
     def choices(self) -> tuple:
@@ -104,6 +106,12 @@ class Named:
         """Build the part; `given` arguments that it does not take are dropped."""
         return build(self.builder, self.entries, self.where, **given)
 
+    def check(self) -> None:
+        """Raise ValueError, naming the entry, for one that is out of its range."""
+        for name, value in self.entries.items():
+            if name in self.known and (limits := self.known[name].limits):
+                limits.check(value, f"{self.where}.{name}")
+
 
 def entries(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Entry]:
     """Return a part's config entries by name.
@@ -122,7 +130,8 @@ def entries(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Entry]:
             continue
         if name in made and (factory := made[name].default_factory) is not MISSING:
             default = factory()
-        found[name] = Entry(default, hints.get(name), texts.get(name, ""))
+        limits = range_of(parameter.annotation)
+        found[name] = Entry(default, hints.get(name), texts.get(name, ""), limits)
     return found
 
 
@@ -211,7 +220,7 @@ def build(part: Callable, section: Section, where: str, **given: Any) -> Any:
     given: further arguments; those unknown to the part are dropped.
 
     Raises ValueError, naming the entry, if one is unknown, is missing without a default, has a
-    wrong type or is not among the choices.
+    wrong type, is not among the choices or out of its range.
     """
     known = entries(part, tuple(given))
     arguments = checked(part, section, where, tuple(given))
@@ -281,27 +290,6 @@ def named(
     if name in builders:
         values = defaults(builder, given) | values
     return Named(name, builder, values, where, entries(builder, given), tuple(builders))
-
-
-def check_at_least(part: Any, **lowest: float) -> None:
-    """Raise ValueError, naming the field, for a field of a part below its lowest value."""
-    for name, low in lowest.items():
-        if not (value := getattr(part, name)) >= low:
-            raise ValueError(f"{name} is {value}, expected at least {low}")
-
-
-def check_above(part: Any, **lowest: float) -> None:
-    """Raise ValueError, naming the field, for a field of a part that is not above its bound."""
-    for name, low in lowest.items():
-        if not (value := getattr(part, name)) > low:
-            raise ValueError(f"{name} is {value}, expected above {low}")
-
-
-def check_fractions(part: Any, *names: str) -> None:
-    """Raise ValueError, naming the field, for a field of a part that is not from 0 to 1."""
-    for name in names:
-        if not 0 <= (value := getattr(part, name)) <= 1:
-            raise ValueError(f"{name} is {value}, expected from 0 to 1")
 
 
 def find(name: str, builders: Mapping[str, Callable], where: str) -> Callable:

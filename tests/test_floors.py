@@ -48,6 +48,7 @@ FLOORS = {
     "network": 1,
     "rle": 0,
     "signatures": 0,
+    "ranges": 0,
     "protobuf": 1,
     "consent": 1,
     "parts": 1,

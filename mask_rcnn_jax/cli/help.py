@@ -25,7 +25,7 @@ def format_help(about: str, groups: Mapping[str, Sequence[str]]) -> str:
 
 
 def format_entries(values: Mapping[str, Any], described: Mapping[str, Entry]) -> str:
-    """Format the entries of a config, by dotted name: value, meaning and choices."""
+    """Format the entries of a config, by dotted name: value, meaning, and choices or range."""
     wrapper = textwrap.TextWrapper(min(shutil.get_terminal_size().columns, MAX_WIDTH))
     wrapper.initial_indent = wrapper.subsequent_indent = "    "
     lines = []
@@ -34,8 +34,10 @@ def format_entries(values: Mapping[str, Any], described: Mapping[str, Entry]) ->
         entry = described.get(name)
         if entry is not None:
             choices = ", ".join(map(repr, entry.choices))
-            text = f"{entry.meaning} One of {choices}." if choices else entry.meaning
-            lines += wrapper.wrap(text)
+            said = f"one of {choices}" if choices else entry.limits.text if entry.limits else ""
+            lines += wrapper.wrap(
+                f"{entry.meaning} {said[:1].upper()}{said[1:]}." if said else entry.meaning
+            )
     return "\n".join(lines)
 
 

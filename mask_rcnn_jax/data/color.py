@@ -3,20 +3,26 @@
 Images are [H, W, C], uint8 or float32 in 0..255, and stay so.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
 from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.data.example import Example
-from mask_rcnn_jax.data.values import check_factors, check_probability
+from mask_rcnn_jax.ranges import Probability, Range, Ranged
 
+Factors = Annotated[
+    tuple[float, float],
+    Range("0 <= lowest <= highest", lambda pair: 0 <= pair[0] <= pair[1] < math.inf),
+]
 _LUMA = np.array([0.299, 0.587, 0.114])  # of red, green and blue
 
 
 @dataclass(frozen=True)
-class Brightness:
+class Brightness(Ranged):
     """Multiply all values by a factor, those of all bands alike.
 
     Attributes:
@@ -24,12 +30,8 @@ class Brightness:
         probability: probability for an image.
     """
 
-    factors: tuple[float, float] = (0.875, 1.125)
-    probability: float = 0.5
-
-    def __post_init__(self):
-        check_factors(self.factors)
-        check_probability(self.probability)
+    factors: Factors = (0.875, 1.125)
+    probability: Probability = 0.5
 
     def __call__(self, example: Example, rng: np.random.Generator) -> Example:
         factor = _draw(self.factors, self.probability, rng)
@@ -39,7 +41,7 @@ class Brightness:
 
 
 @dataclass(frozen=True)
-class Contrast:
+class Contrast(Ranged):
     """Multiply the distance from the mean gray level by a factor.
 
     The gray level is that of red, green and blue; of other numbers of bands, their mean.
@@ -49,12 +51,8 @@ class Contrast:
         probability: probability for an image.
     """
 
-    factors: tuple[float, float] = (0.5, 1.5)
-    probability: float = 0.5
-
-    def __post_init__(self):
-        check_factors(self.factors)
-        check_probability(self.probability)
+    factors: Factors = (0.5, 1.5)
+    probability: Probability = 0.5
 
     def __call__(self, example: Example, rng: np.random.Generator) -> Example:
         factor = _draw(self.factors, self.probability, rng)
@@ -64,7 +62,7 @@ class Contrast:
 
 
 @dataclass(frozen=True)
-class Saturation:
+class Saturation(Ranged):
     """Multiply the distance from each pixel's gray level by a factor.
 
     Attributes:
@@ -72,12 +70,8 @@ class Saturation:
         probability: probability for an image.
     """
 
-    factors: tuple[float, float] = (0.5, 1.5)
-    probability: float = 0.5
-
-    def __post_init__(self):
-        check_factors(self.factors)
-        check_probability(self.probability)
+    factors: Factors = (0.5, 1.5)
+    probability: Probability = 0.5
 
     def __call__(self, example: Example, rng: np.random.Generator) -> Example:
         factor = _draw(self.factors, self.probability, rng)
@@ -89,7 +83,7 @@ class Saturation:
 
 
 @dataclass(frozen=True)
-class Hue:
+class Hue(Ranged):
     """Turn the color circle.
 
     Attributes:
@@ -97,13 +91,8 @@ class Hue:
         probability: probability for an image.
     """
 
-    shift: float = 0.05
-    probability: float = 0.5
-
-    def __post_init__(self):
-        check_probability(self.probability)
-        if not 0 <= self.shift <= 0.5:
-            raise ValueError(f"shift is {self.shift}, expected 0 to 0.5")
+    shift: Annotated[float, Range("0 to 0.5", lambda shift: 0 <= shift <= 0.5)] = 0.05
+    probability: Probability = 0.5
 
     def __call__(self, example: Example, rng: np.random.Generator) -> Example:
         shift = _draw((-self.shift, self.shift), self.probability, rng)

@@ -11,14 +11,14 @@ from mask_rcnn_jax.annotations.segmentation import segmentation_box, segmentatio
 from mask_rcnn_jax.data.affine import scaling
 from mask_rcnn_jax.data.dataset import Annotation
 from mask_rcnn_jax.data.example import Example
-from mask_rcnn_jax.data.values import check_probability
+from mask_rcnn_jax.ranges import Probability, Ranged
 from mask_rcnn_jax.rle import encode_window
 
 BLEND = np.ones((5, 5), np.uint8)
 
 
 @dataclass(frozen=True)
-class CopyPaste:
+class CopyPaste(Ranged):
     """Paste objects of a second image, which goes through the kinds before this one as well.
 
     Of n objects, n are drawn with replacement, so that about 63% are pasted. Crowds and objects
@@ -32,12 +32,9 @@ class CopyPaste:
             With "pixels", run-length masks are also resized as in torchvision.
     """
 
-    probability: float = 1.0
+    probability: Probability = 1.0
     blend: bool = True
     boxes: Literal["edges", "pixels"] = "edges"
-
-    def __post_init__(self):
-        check_probability(self.probability)
 
     def paste(self, base: Example, source: Example, rng: np.random.Generator) -> Example:
         """Return `base` with objects of `source`; both are read."""

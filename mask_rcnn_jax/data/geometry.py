@@ -7,15 +7,24 @@ with every map.
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from mask_rcnn_jax.data.affine import Affine, Color, diagonal, scaling
-from mask_rcnn_jax.data.values import check_fill, check_probability, check_size
+from mask_rcnn_jax.ranges import Probability, ProperFraction, Range, Ranged, numbers
 
 GRAY = (128, 128, 128)
 Rounding = Literal["floor", "round"]
+Size = Annotated[tuple[int, int], numbers("(height, width), both at least 1", lambda n: n >= 1)]
+Fill = Annotated[
+    Color,
+    Range("values from 0 to 255", lambda fill: fill and all(0 <= value <= 255 for value in fill)),
+]
+Scales = Annotated[
+    tuple[float, float],
+    Range("0 < lowest <= highest", lambda pair: 0 < pair[0] <= pair[1] < math.inf),
+]
 
 
 @runtime_checkable
@@ -27,7 +36,7 @@ class Geometry(Protocol):
 
 
 @dataclass(frozen=True)
-class ScaleJitter:
+class ScaleJitter(Ranged):
     """Scale to a random multiple of the largest size that fits (Ghiasi et al., 2021).
 
     Attributes:
@@ -38,14 +47,9 @@ class ScaleJitter:
             "floor" puts run-length masks half a pixel too far right and down, as torchvision.
     """
 
-    size: tuple[int, int] = (1024, 1024)
-    scales: tuple[float, float] = (0.1, 2.0)
+    size: Size = (1024, 1024)
+    scales: Scales = (0.1, 2.0)
     rounding: Rounding = "round"
-
-    def __post_init__(self):
-        check_size(self.size)
-        if not 0 < self.scales[0] <= self.scales[1] < math.inf:
-            raise ValueError(f"scales is {self.scales}, expected 0 < lowest <= highest")
 
     def affine(self, rng: np.random.Generator, size: tuple[int, int]) -> Affine:
         low, high = self.scales
@@ -61,7 +65,7 @@ class ScaleJitter:
 
 
 @dataclass(frozen=True)
-class FixedSizeCrop:
+class FixedSizeCrop(Ranged):
     """Crop a random window where the image is larger, pad right and below where it is smaller.
 
     Attributes:
@@ -75,15 +79,11 @@ class FixedSizeCrop:
             Detectron2.
     """
 
-    size: tuple[int, int] = (1024, 1024)
+    size: Size = (1024, 1024)
     pad: bool = True
-    fill: Color = GRAY
+    fill: Fill = GRAY
     boxes: Literal["tight", "clip"] = "tight"
     rounding: Rounding = "round"
-
-    def __post_init__(self):
-        check_size(self.size)
-        check_fill(self.fill)
 
     def affine(self, rng: np.random.Generator, size: tuple[int, int]) -> Affine:
         draw = rng.random()  # one for both axes, as in torchvision and Detectron2
@@ -95,17 +95,14 @@ class FixedSizeCrop:
 
 
 @dataclass(frozen=True)
-class HorizontalFlip:
+class HorizontalFlip(Ranged):
     """Mirror left to right.
 
     Attributes:
         probability: probability for an image.
     """
 
-    probability: float = 0.5
-
-    def __post_init__(self):
-        check_probability(self.probability)
+    probability: Probability = 0.5
 
     def affine(self, rng: np.random.Generator, size: tuple[int, int]) -> Affine:
         flips = rng.random() < self.probability
@@ -113,17 +110,14 @@ class HorizontalFlip:
 
 
 @dataclass(frozen=True)
-class VerticalFlip:
+class VerticalFlip(Ranged):
     """Mirror top to bottom.
 
     Attributes:
         probability: probability for an image.
     """
 
-    probability: float = 0.5
-
-    def __post_init__(self):
-        check_probability(self.probability)
+    probability: Probability = 0.5
 
     def affine(self, rng: np.random.Generator, size: tuple[int, int]) -> Affine:
         flips = rng.random() < self.probability
@@ -131,17 +125,14 @@ class VerticalFlip:
 
 
 @dataclass(frozen=True)
-class QuarterTurns:
+class QuarterTurns(Ranged):
     """Turn by 0, 90, 180 or 270 degrees.
 
     Attributes:
         probability: probability of a turn, the three being equally likely.
     """
 
-    probability: float = 0.75
-
-    def __post_init__(self):
-        check_probability(self.probability)
+    probability: Probability = 0.75
 
     def affine(self, rng: np.random.Generator, size: tuple[int, int]) -> Affine:
         height, width = size
@@ -154,7 +145,7 @@ class QuarterTurns:
 
 
 @dataclass(frozen=True)
-class Rotation:
+class Rotation(Ranged):
     """Rotate about the center, and keep the size.
 
     Attributes:
@@ -164,15 +155,9 @@ class Rotation:
             counts.
     """
 
-    degrees: float = 10.0
-    probability: float = 0.5
-    fill: Color = GRAY
-
-    def __post_init__(self):
-        check_probability(self.probability)
-        check_fill(self.fill)
-        if not 0 <= self.degrees <= 180:
-            raise ValueError(f"degrees is {self.degrees}, expected 0 to 180")
+    degrees: Annotated[float, Range("0 to 180", lambda angle: 0 <= angle <= 180)] = 10.0
+    probability: Probability = 0.5
+    fill: Fill = GRAY
 
     def affine(self, rng: np.random.Generator, size: tuple[int, int]) -> Affine:
         height, width = size
@@ -187,7 +172,7 @@ class Rotation:
 
 
 @dataclass(frozen=True)
-class Translation:
+class Translation(Ranged):
     """Shift by whole pixels, and keep the size.
 
     Attributes:
@@ -197,15 +182,9 @@ class Translation:
             counts.
     """
 
-    fraction: float = 0.1
-    probability: float = 0.5
-    fill: Color = GRAY
-
-    def __post_init__(self):
-        check_probability(self.probability)
-        check_fill(self.fill)
-        if not 0 <= self.fraction < 1:
-            raise ValueError(f"fraction is {self.fraction}, expected at least 0 and below 1")
+    fraction: ProperFraction = 0.1
+    probability: Probability = 0.5
+    fill: Fill = GRAY
 
     def affine(self, rng: np.random.Generator, size: tuple[int, int]) -> Affine:
         y, x = np.rint(rng.uniform(-self.fraction, self.fraction, 2) * size)

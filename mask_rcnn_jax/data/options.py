@@ -18,13 +18,14 @@ from mask_rcnn_jax.data.geometry import (
 from mask_rcnn_jax.data.repeat import Repeats
 from mask_rcnn_jax.data.windows import Windows
 from mask_rcnn_jax.images.bands import Bands
+from mask_rcnn_jax.ranges import Count, Fraction, Ranged, Whole
 
 # Feature map sizes then halve exactly from level to level (strides 4 to 64).
 CANVAS_MULTIPLE = 64
 
 
 @dataclass(frozen=True)
-class ExampleOptions:
+class ExampleOptions(Ranged):
     """Options for turning an image and its objects into an example.
 
     Attributes:
@@ -60,38 +61,33 @@ class ExampleOptions:
 
     image_size: tuple[int, int]
     resize: Literal["fit", "shortest_edge", "keep"]
-    max_instances: int
+    max_instances: Count
     resize_rounding: Literal["floor", "round", "caffe"] = "floor"
     antialias: bool = False
     scaled_decoding: bool = False
     image_dtype: Literal["uint8", "float32"] = "uint8"
     short_sides: tuple[int, ...] = ()
     canvases: tuple[tuple[int, int], ...] = ()
-    mask_size: int = 112
+    mask_size: Count = 112
     mask_frame: Literal["box", "image"] = "box"
-    max_vertices: int = 0
+    max_vertices: Whole = 0
     skip_crowd: bool = True
     bands: Bands = Bands()
     windows: Windows = Windows()
     keypoints: tuple[str, ...] = ()
-    keypoint_offset: float = 0.0
-    min_keypoints: int = 0
+    keypoint_offset: Fraction = 0.0
+    min_keypoints: Whole = 0
     inclusive_boxes: bool = field(default=False, metadata=parts.NO_ENTRY)
 
     def __post_init__(self):
         if self.bands.is_scaled:
             object.__setattr__(self, "image_dtype", "float32")
-        counts = {"max_instances": 1, "mask_size": 1, "max_vertices": 0, "min_keypoints": 0}
-        for name, lowest in counts.items():
-            if not _is_count(getattr(self, name), lowest):
-                raise ValueError(f"{name} is {getattr(self, name)!r}, expected at least {lowest}")
+        super().__post_init__()
         if twice := [name for name in self.keypoints if self.keypoints.count(name) > 1]:
             raise ValueError(f"keypoints has {twice[0]!r} twice, expected different names")
         if self.min_keypoints and not self.keypoints:
             found = f"min_keypoints is {self.min_keypoints}"
             raise ValueError(f"{found}, expected 0 without data.keypoints")
-        if not 0 <= self.keypoint_offset <= 1:
-            raise ValueError(f"keypoint_offset is {self.keypoint_offset}, expected 0 to 1")
         multiple = 1 if self.resize == "shortest_edge" else CANVAS_MULTIPLE
         _check_image_size(self.image_size, multiple)
         _check_combinations(self)
@@ -99,7 +95,7 @@ class ExampleOptions:
 
 
 @dataclass(frozen=True)
-class TrainSets:
+class TrainSets(Ranged):
     """Further training sets, and classes that are one.
 
     Attributes:
@@ -113,6 +109,7 @@ class TrainSets:
     class_map: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self):
+        super().__post_init__()
         names = [name for name, _ in self.class_map]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"class_map has {twice[0]!r} twice, expected one new name for each")
@@ -172,14 +169,11 @@ class DataOptions(Augmentations, Repeats, TrainSets, ExampleOptions):
     augment: tuple[str, ...] = ()
     bad_annotations: Literal["error", "skip"] = "error"
     apply_exif: Literal["never", "predict", "always"] = "predict"
-    flip_probability: float = 0.5
-    num_workers: int = 4
+    flip_probability: Fraction = 0.5
+    num_workers: Whole = 4
 
     def __post_init__(self):
-        for base in (Repeats, TrainSets, ExampleOptions):
-            base.__post_init__(self)
-        parts.check_at_least(self, num_workers=0)
-        parts.check_fractions(self, "flip_probability")
+        super().__post_init__()
         if self.more_train and self.source != "json":
             raise ValueError(
                 f"more_train is {self.more_train}, expected () with data.source={self.source}"

@@ -4,13 +4,15 @@ import functools
 import threading
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from mask_rcnn_jax.ranges import FROM_0_TO_1, Range, Ranged
+
 
 @dataclass(frozen=True)
-class Repeats:
+class Repeats(Ranged):
     """How often an image comes in an epoch.
 
     Attributes:
@@ -19,13 +21,7 @@ class Repeats:
             all others. 0.001 is usual for LVIS.
     """
 
-    repeat_threshold: float = 0.0
-
-    def __post_init__(self):
-        if not 0 <= self.repeat_threshold <= 1:
-            raise ValueError(
-                f"repeat_threshold is {self.repeat_threshold}, expected a share from 0 to 1"
-            )
+    repeat_threshold: Annotated[float, Range("a share from 0 to 1", FROM_0_TO_1.allows)] = 0.0
 
     def factors(self, images: np.ndarray, classes: np.ndarray, kept: np.ndarray) -> np.ndarray:
         """How often each image comes, [len(kept)] float64; 0 if it is not kept.

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+from mask_rcnn_jax.ranges import Range
 from mask_rcnn_jax.rle import Window
 
 MAX_TILES = 10_000  # of an image
+SIDE = Range("at least 32 pixels", lambda side: side >= 32)
+OVERLAP = Range("a fraction from 0 to 0.9", lambda overlap: 0 <= overlap <= 0.9)
 
 
 @dataclass(frozen=True)
@@ -21,10 +24,8 @@ class Tiles:
     overlap: float = 0.2
 
     def __post_init__(self):
-        if self.size < 32:
-            raise ValueError(f"tile is {self.size}, expected at least 32 pixels")
-        if not 0 <= self.overlap <= 0.9:
-            raise ValueError(f"overlap is {self.overlap}, expected a fraction from 0 to 0.9")
+        SIDE.check(self.size, "tile")
+        OVERLAP.check(self.overlap, "overlap")
 
 
 def tiling(size: int, overlap: float) -> Tiles | None:

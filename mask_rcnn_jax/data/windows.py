@@ -1,15 +1,24 @@
 """Windows of large images, which training reads in place of whole ones."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
+from mask_rcnn_jax.ranges import Fraction, Range, Ranged
 from mask_rcnn_jax.rle import Window
+
+WindowSize = Annotated[
+    tuple[int, int],
+    Range(
+        "(height, width), both multiples of 64, or (0, 0)",
+        lambda size: size == (0, 0) or all(side > 0 and side % 64 == 0 for side in size),
+    ),
+]
 
 
 @dataclass(frozen=True)
-class Windows:
+class Windows(Ranged):
     """Windows that training reads in place of whole images, in their own pixels.
 
     Attributes:
@@ -21,16 +30,9 @@ class Windows:
             inside: of its mask, or of its box if it has none. The rest of it is background.
     """
 
-    size: tuple[int, int] = (0, 0)
+    size: WindowSize = (0, 0)
     place: Literal["random", "objects", "grid"] = "random"
-    min_visible: float = 0.1
-
-    def __post_init__(self):
-        if self.size != (0, 0) and any(side < 64 or side % 64 for side in self.size):
-            expected = "(height, width), both multiples of 64, or (0, 0)"
-            raise ValueError(f"size is {self.size}, expected {expected}")
-        if not 0 <= self.min_visible <= 1:
-            raise ValueError(f"min_visible is {self.min_visible}, expected a share from 0 to 1")
+    min_visible: Fraction = 0.1
 
     @property
     def is_on(self) -> bool:

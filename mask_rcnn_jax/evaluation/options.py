@@ -1,12 +1,13 @@
 """How results are scored: a part of a recipe's `eval` section."""
 
-import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from mask_rcnn_jax.ranges import FROM_0_TO_1, Positives, Range, Ranged
 
 
 @dataclass(frozen=True)
-class Scoring:
+class Scoring(Ranged):
     """Rules of the scores, and what computes them.
 
     Attributes:
@@ -24,13 +25,6 @@ class Scoring:
 
     engine: Literal["auto", "pycocotools", "hotcoco", "faster_coco_eval"] = "auto"
     protocol: Literal["coco", "lvis", "cells"] = "coco"
-    cells_score_threshold: float = 0.5
+    cells_score_threshold: Annotated[float, Range("a number from 0 to 1", FROM_0_TO_1.allows)] = 0.5
     boundary: bool = False
-    keypoint_sigmas: tuple[float, ...] = ()
-
-    def __post_init__(self):
-        if math.isnan(self.cells_score_threshold):
-            raise ValueError("cells_score_threshold is nan, expected a number")
-        if not all(0 < sigma < math.inf for sigma in self.keypoint_sigmas):
-            found = f"keypoint_sigmas is {self.keypoint_sigmas}"
-            raise ValueError(f"{found}, expected numbers above 0")
+    keypoint_sigmas: Positives = ()

@@ -4,13 +4,14 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
 from mask_rcnn_jax.images.decode import UndecodableImage, check_image_size
 from mask_rcnn_jax.images.opening import open_raster
 from mask_rcnn_jax.images.raster import MAX_BANDS, Raster, as_plain
+from mask_rcnn_jax.ranges import Count, Counts, Range, Ranged
 from mask_rcnn_jax.rle import Window
 
 RGB = ("red", "green", "blue")
@@ -18,6 +19,10 @@ RGB = ("red", "green", "blue")
 SAMPLED_PIXELS, SAMPLES, SAMPLE_SIDE = 1 << 24, 8, 512
 # Entries that say which numbers a model sees; the others say how files hold them, or show them.
 MODEL_ENTRIES = ("names", "scale", "bits", "limits", "percentiles")
+Percentiles = Annotated[
+    tuple[float, float],
+    Range("0 <= low < high <= 100", lambda pair: 0 <= pair[0] < pair[1] <= 100),
+]
 _FULL = 255.0  # of the scale that `model.input` and colors have
 # What stands for no data in float32, as GDAL has it; NaN would be an error of the file.
 ABSENT = np.finfo(np.float32).min
@@ -31,7 +36,7 @@ class Limits(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Bands:
+class Bands(Ranged):
     """Bands, pages and scaling of image files.
 
     Attributes:
@@ -59,18 +64,19 @@ class Bands:
     """
 
     names: tuple[str, ...] = ()
-    numbers: tuple[int, ...] = ()
+    numbers: Counts = ()
     files: tuple[str, ...] = ()
     pages: Literal["none", "one", "middle", "max", "mean", "bands"] = "none"
-    page: int = 1
+    page: Count = 1
     scale: Literal["none", "bits", "fixed", "image"] = "none"
-    bits: int = 0
+    bits: Annotated[int, Range("0 to 32", lambda bits: 0 <= bits <= 32)] = 0
     limits: tuple[tuple[float, float], ...] = ()
-    percentiles: tuple[float, float] = (0.1, 99.9)
+    percentiles: Percentiles = (0.1, 99.9)
     nan: Literal["error", "zero"] = "error"
     view: tuple[str, ...] = ()
 
     def __post_init__(self):
+        super().__post_init__()
         count = len(self.names)
         if count > MAX_BANDS or len(set(self.names)) < count:
             raise ValueError(f"names is {self.names}, expected up to {MAX_BANDS} different names")
@@ -78,17 +84,11 @@ class Bands:
             if getattr(self, name) and len(getattr(self, name)) != count:
                 found = f"{name} is {getattr(self, name)}"
                 raise ValueError(f"{found}, expected () or one for each of the {count} names")
-        if not all(number >= 1 for number in (self.page, *self.numbers)):
-            raise ValueError(f"page is {self.page}, numbers {self.numbers}, expected 1 or more")
-        if not 0 <= self.bits <= 32:
-            raise ValueError(f"bits is {self.bits}, expected 0 to 32")
         if (self.scale == "fixed") != bool(self.limits):
             raise ValueError(f"limits is {self.limits} and scale {self.scale}, expected 'fixed'")
-        pairs = [*self.limits, *([(0, 1)] if not self.limits else []), self.percentiles]
-        if not all(low < high for low, high in pairs) or len(self.limits) not in (0, 1, count):
+        rising = all(low < high for low, high in self.limits)
+        if not rising or len(self.limits) not in (0, 1, count):
             raise ValueError(f"limits is {self.limits}, expected a pair (low, high), or one a band")
-        if not 0 <= self.percentiles[0] < self.percentiles[1] <= 100:
-            raise ValueError(f"percentiles is {self.percentiles}, expected 0 <= low < high <= 100")
         if len(self.view) not in (0, 1, 3) or set(self.view) - set(self.names):
             raise ValueError(f"view is {self.view}, expected one or three of names {self.names}")
         if not count and any(getattr(self, f.name) != f.default for f in fields(self)):

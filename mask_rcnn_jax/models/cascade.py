@@ -3,7 +3,7 @@
 
 from collections.abc import Callable
 from dataclasses import field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,11 @@ from mask_rcnn_jax.models.sampling import SampledRoIs
 from mask_rcnn_jax.ops import matching
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.classifier import Classifier
+from mask_rcnn_jax.ranges import check, numbers
 from mask_rcnn_jax.structures import Proposals, Targets
 
+Ious = Annotated[tuple[float, ...], numbers("between 0 and 1", lambda iou: 0 < iou < 1)]
+Factors = Annotated[tuple[float, ...], numbers("above 0", lambda factor: factor > 0)]
 # Head, boxes [B, R, 4] and, in training, the valid ones among them [B, R], to logits and deltas.
 RunHead = Callable[..., tuple[jax.Array, jax.Array]]
 
@@ -44,23 +47,20 @@ class Cascade(nn.Module):
     """
 
     heads: tuple[nn.Module, ...] = field(default=(), metadata=parts.NO_ENTRY)
-    fg_iou_thresh: tuple[float, ...] = ()
-    weight_factors: tuple[float, ...] = (2.0, 3.0)
+    fg_iou_thresh: Ious = ()
+    weight_factors: Factors = (2.0, 3.0)
     box_weights: tuple[tuple[float, float, float, float], ...] = ()
     mean_of: Literal["scores", "logits"] = "scores"
     widths: Widths = ()
 
     def __post_init__(self):
+        check(self)
         count = len(self.fg_iou_thresh)
         if count and len(self.weight_factors) != count:
             raise ValueError(
                 f"weight_factors is {self.weight_factors}, expected one for each of "
                 f"model.cascade.fg_iou_thresh {self.fg_iou_thresh}"
             )
-        if not all(0 < threshold < 1 for threshold in self.fg_iou_thresh):
-            raise ValueError(f"fg_iou_thresh is {self.fg_iou_thresh}, expected between 0 and 1")
-        if not all(factor > 0 for factor in self.weight_factors):
-            raise ValueError(f"weight_factors is {self.weight_factors}, expected above 0")
         if len(self.box_weights) not in (0, count) or not all(
             len(weights) == 4 and min(weights) > 0 for weights in self.box_weights
         ):

@@ -1,18 +1,18 @@
 """ConvNeXt backbones (Liu et al., "A ConvNet for the 2020s", 2022) returning C2..C5."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.conv import Conv, Dense
 from mask_rcnn_jax.models.drop_path import drop_path
 from mask_rcnn_jax.models.norm import make_norm
-from mask_rcnn_jax.models.trunk import TransformerTrunk, check_stages, stage_widths
+from mask_rcnn_jax.models.trunk import TransformerTrunk, of_stages, stage_widths
 from mask_rcnn_jax.ops.extent import ValidExtent
+from mask_rcnn_jax.ranges import Count, Positive
 
 BLOCKS_PER_LAYER = 3  # in the third stage, for `optim.layer_decay`
 
@@ -58,16 +58,10 @@ class ConvNeXt(TransformerTrunk, kw_only=True):
         layer_scale: initial factor of the channels of every block's branch (gamma).
     """
 
-    depths: tuple[int, ...] = (3, 3, 9, 3)
-    width: int = 96
-    layer_scale: float = 1e-6
+    depths: Annotated[tuple[int, ...], of_stages(1)] = (3, 3, 9, 3)
+    width: Count = 96
+    layer_scale: Positive = 1e-6
     exempt_from_decay: tuple[str, ...] = ("scale", "bias", "gamma")
-
-    def __post_init__(self):
-        check_stages(self, depths=1)
-        parts.check_at_least(self, width=1)
-        parts.check_above(self, layer_scale=0)
-        super().__post_init__()
 
     @property
     def block_widths(self) -> dict[str, int]:

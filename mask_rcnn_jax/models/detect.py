@@ -2,22 +2,22 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
-from mask_rcnn_jax import parts
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.classifier import SOFTMAX, Classifier
 from mask_rcnn_jax.ops.nms import nms
 from mask_rcnn_jax.ops.soft_nms import gaussian, linear, soft_nms
 from mask_rcnn_jax.ops.top_k import top_k
+from mask_rcnn_jax.ranges import Count, Fraction, Positive, Range, Ranged
 from mask_rcnn_jax.structures import Proposals
 
 
 @dataclass(frozen=True)
-class Detect:
+class Detect(Ranged):
     """Detection thresholds and limits.
 
     Attributes:
@@ -33,20 +33,14 @@ class Detect:
         detections_per_image: rows in the result.
     """
 
-    score_threshold: float = 0.05
+    score_threshold: Annotated[float, Range("up to 1", lambda score: score <= 1)] = 0.05
     min_box_size: float = -1.0
     nms: Literal["hard", "linear", "gaussian"] = "hard"
-    nms_thresh: float = 0.5
-    soft_sigma: float = 0.5
-    soft_min_score: float = 1e-3
-    pre_nms_topk: int = 4096
-    detections_per_image: int = 100
-
-    def __post_init__(self):
-        parts.check_fractions(self, "nms_thresh", "soft_min_score")
-        if not self.score_threshold <= 1:  # below 0 keeps all
-            raise ValueError(f"score_threshold is {self.score_threshold}, expected up to 1")
-        parts.check_above(self, soft_sigma=0)
+    nms_thresh: Fraction = 0.5
+    soft_sigma: Positive = 0.5
+    soft_min_score: Fraction = 1e-3
+    pre_nms_topk: Count = 4096
+    detections_per_image: Count = 100
 
     def __call__(
         self,

@@ -11,7 +11,6 @@ from flax import linen as nn
 from jax import lax
 from jax.typing import DTypeLike
 
-from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.channels import Channels, make_channels
 from mask_rcnn_jax.models.conv import Conv
 from mask_rcnn_jax.models.drop_path import drop_path, fold_in
@@ -19,6 +18,7 @@ from mask_rcnn_jax.models.init import normal, normal_dense
 from mask_rcnn_jax.models.norm import make_norm
 from mask_rcnn_jax.models.trunk import MLP_RATIO, TransformerTrunk
 from mask_rcnn_jax.models.vit import Attend, attend, table_positions
+from mask_rcnn_jax.ranges import Count, Positive, Whole, check
 
 BASE = 100.0  # longest period of the rotations, in halves of the map
 
@@ -51,33 +51,32 @@ class Dino(TransformerTrunk, kw_only=True):
             "float16"; other devices take "xla".
     """
 
-    width: int = 384
-    depth: int = 12
-    num_heads: int = 6
-    patch: int = 16
-    registers: int = 4
-    table_side: int = 0
+    width: Count = 384
+    depth: Count = 12
+    num_heads: Count = 6
+    patch: Count = 16
+    registers: Whole = 4
+    table_side: Whole = 0
     gated: bool = False
-    hidden: int = 0
+    hidden: Whole = 0
     layers: tuple[int, ...] = ()
-    frozen_blocks: int = 0
-    layer_scale: float = 1e-5
-    norm_eps: float = 1e-5
+    frozen_blocks: Whole = 0
+    layer_scale: Positive = 1e-5
+    norm_eps: Positive = 1e-5
     attention: Attend = "xla"
 
     def __post_init__(self):
-        parts.check_at_least(self, width=1, depth=1, patch=1, registers=0, table_side=0, hidden=0)
+        check(self)
         unit = 1 if self.table_side else 4  # a rotary head is in quarters
-        if self.num_heads < 1 or self.width % (unit * self.num_heads):
+        if self.width % (unit * self.num_heads):
             expected = f"a divisor of width={self.width}"
             if unit > 1:
                 expected += f" that leaves a multiple of {unit}"
             raise ValueError(f"num_heads is {self.num_heads}, expected {expected}")
-        parts.check_above(self, layer_scale=0, norm_eps=0)
         if not all(0 <= block < self.depth for block in self.layers):
             expected = f"blocks from 0 to {self.depth - 1}"
             raise ValueError(f"layers is {self.layers}, expected {expected}")
-        if not 0 <= self.frozen_blocks <= self.depth:
+        if self.frozen_blocks > self.depth:
             expected = f"from 0 to depth={self.depth}"
             raise ValueError(f"frozen_blocks is {self.frozen_blocks}, expected {expected}")
         super().__post_init__()

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.channels import Channels, Widths, make_channels, narrow
 from mask_rcnn_jax.models.conv import Conv
 from mask_rcnn_jax.models.init import fan_init
 from mask_rcnn_jax.models.norm import GROUPS, LIVE, Norm, check_channels, make_norm, normalize
 from mask_rcnn_jax.ops.extent import ValidExtent
+from mask_rcnn_jax.ranges import Count, check
 
 
 class FPN(nn.Module):
@@ -27,14 +27,14 @@ class FPN(nn.Module):
             ("fpn_output", 128)); (): `channels`.
     """
 
-    channels: int = 256
+    channels: Count = 256
     init: Literal["glorot", "xavier_fill", "linear"] = "xavier_fill"  # type: ignore[assignment]
     norm: Norm = "none"
     dtype: DTypeLike = jnp.float32
     widths: Widths = ()
 
     def __post_init__(self):
-        parts.check_at_least(self, channels=1)
+        check(self)
         check_channels(self.norm, self.channels, "channels")
         narrow(self.prunable, self.widths)
         super().__post_init__()

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from mask_rcnn_jax.ops.extent import ValidExtent, valid_extent
+from mask_rcnn_jax.ranges import Positives, Ranged, Whole
 
 
 @dataclass(frozen=True)
-class ImageInput:
+class ImageInput(Ranged):
     """Input normalization and padding.
 
     Attributes:
@@ -24,14 +25,19 @@ class ImageInput:
     """
 
     mean: tuple[float, ...] = (123.675, 116.28, 103.53)
-    std: tuple[float, ...] = (58.395, 57.12, 57.375)
+    std: Positives = (
+        58.395,
+        57.12,
+        57.375,
+    )
     channel_order: Literal["rgb", "bgr"] = "rgb"
-    pad_multiple: int = 32
+    pad_multiple: Whole = 32
 
     def __post_init__(self):
-        if not len(self.mean) == len(self.std) > 0 or not all(std > 0 for std in self.std):
+        super().__post_init__()
+        if not len(self.mean) == len(self.std) > 0:
             found = f"std is {self.std} and model.input.mean {self.mean}"
-            raise ValueError(f"{found}, expected a value for each band, deviations above 0")
+            raise ValueError(f"{found}, expected a value for each band")
 
     @property
     def channels(self) -> int:

@@ -10,7 +10,6 @@ import numpy as np
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from mask_rcnn_jax import parts
 from mask_rcnn_jax.cpu_kernels.convolution import conv
 from mask_rcnn_jax.models.channels import Channels, Widths, make_channels, narrow
 from mask_rcnn_jax.models.conv import RoIConv, pixel_shuffle
@@ -21,6 +20,7 @@ from mask_rcnn_jax.models.sampling import MaskRoIs
 from mask_rcnn_jax.ops import keypoints as keypoint_ops
 from mask_rcnn_jax.ops.distill_losses import softmax_divergence
 from mask_rcnn_jax.ops.losses import LossOptions, masked_mean
+from mask_rcnn_jax.ranges import Count, Whole, check
 from mask_rcnn_jax.structures import Batch
 
 if TYPE_CHECKING:
@@ -46,18 +46,18 @@ class KeypointHead(nn.Module):
             `channels`.
     """
 
-    num_keypoints: int = 17
-    channels: int = 512
+    num_keypoints: Count = 17
+    channels: Count = 512
     dtype: DTypeLike = jnp.float32
-    num_convs: int = 8
-    roi_size: int = 14
+    num_convs: Whole = 8
+    roi_size: Count = 14
     score: Literal["logit", "softmax"] = "logit"
     widths: Widths = ()
 
     trains_batch_stats = False
 
     def __post_init__(self):
-        parts.check_at_least(self, num_keypoints=1, channels=1, num_convs=0, roi_size=1)
+        check(self)
         narrow(self.prunable, self.widths)
         super().__post_init__()
 

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.channels import Channels
 from mask_rcnn_jax.models.roi_heads import MaskHead
+from mask_rcnn_jax.ranges import Count
 
 
 class MeanMaskHead(MaskHead):
@@ -26,11 +26,7 @@ class MeanMaskHead(MaskHead):
         heads: number of heads.
     """
 
-    heads: int = 3
-
-    def __post_init__(self):
-        parts.check_at_least(self, heads=1)
-        super().__post_init__()
+    heads: Count = 3
 
     @property
     def prunable(self) -> dict[str, Channels]:

@@ -9,13 +9,13 @@ import jax
 from flax import linen as nn
 from jax import lax
 
-from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.channels import Channels, make_channels, narrow
 from mask_rcnn_jax.models.conv_norm import make_conv_norm
 from mask_rcnn_jax.models.norm import check_channels
 from mask_rcnn_jax.models.relu import relu
 from mask_rcnn_jax.models.trunk import ConvTrunk
 from mask_rcnn_jax.ops.extent import ValidExtent
+from mask_rcnn_jax.ranges import Positive, check
 
 WIDTH_UNIT = 8  # widths are multiples of it
 MOST_LOST = 0.1  # share of a width by rounding down
@@ -166,10 +166,10 @@ class MobileNetV4(ConvTrunk, kw_only=True):
     """
 
     size: Literal["small", "medium", "large"] = "small"
-    multiplier: float = 1.0
+    multiplier: Positive = 1.0
 
     def __post_init__(self):
-        parts.check_above(self, multiplier=0)
+        check(self)
         for name, channels in self.prunable.items():
             check_channels(self.norm, channels.full, f"width of {name}")
         super().__post_init__()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,6 @@ from flax import linen as nn
 from jax import lax
 from jax.typing import DTypeLike
 
-from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.conv import RoIConv
 from mask_rcnn_jax.models.init import dense, he_fan_out
 from mask_rcnn_jax.models.outputs import PointOutputs
@@ -18,6 +17,7 @@ from mask_rcnn_jax.models.relu import relu
 from mask_rcnn_jax.models.roi_heads import ClassMask
 from mask_rcnn_jax.ops.points import doubled, grid_points, grid_weights
 from mask_rcnn_jax.ops.top_k import top_k
+from mask_rcnn_jax.ranges import Count, Probability, Range, Whole, check
 
 Sample = Callable[[jax.Array], jax.Array]
 _predictor_init = nn.initializers.normal(0.001)
@@ -48,26 +48,22 @@ class PointRendHead(nn.Module):
     """
 
     num_classes: int
-    channels: int = 256
-    fc_channels: int = 1024
-    num_fcs: int = 2
-    coarse_size: int = 7
-    roi_size: int = 14
-    point_channels: int = 256
-    num_point_fcs: int = 3
-    train_points: int = 196
-    oversample: int = 3
-    importance: float = 0.75
-    subdivisions: int = 5
-    subdivision_points: int = 784
+    channels: Count = 256
+    fc_channels: Count = 1024
+    num_fcs: Whole = 2
+    coarse_size: Count = 7
+    roi_size: Annotated[int, Range("at least 2", lambda side: side >= 2)] = 14
+    point_channels: Count = 256
+    num_point_fcs: Whole = 3
+    train_points: Count = 196
+    oversample: Count = 3
+    importance: Probability = 0.75
+    subdivisions: Whole = 5
+    subdivision_points: Count = 784
     dtype: DTypeLike = jnp.float32
 
     def __post_init__(self):
-        least = dict(channels=1, fc_channels=1, num_fcs=0, coarse_size=1, roi_size=2)
-        least |= dict(point_channels=1, num_point_fcs=0, train_points=1, oversample=1)
-        parts.check_at_least(self, **least, subdivisions=0, subdivision_points=1)
-        if not 0 <= self.importance <= 1:
-            raise ValueError(f"importance is {self.importance}, expected 0 to 1")
+        check(self)
         super().__post_init__()
 
     @property

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from mask_rcnn_jax.ranges import PositiveFraction, Ranged
+
 STEPS = 127  # int8 on both sides of zero, without -128
 RANGE = "input_range"  # name of a layer's range in `batch_stats`
 # Layers that stay float: they are small, and their outputs are scores and coordinates.
@@ -19,7 +21,7 @@ FLOAT_LAYERS = (
 
 
 @dataclass(frozen=True)
-class Quantization:
+class Quantization(Ranged):
     """Rounding of convolutions and fully connected layers to values of int8.
 
     Kernels are rounded per output channel, with the scale of a frozen norm multiplied in, as in an
@@ -35,12 +37,7 @@ class Quantization:
     """
 
     int8: bool = False
-    range_momentum: float = 0.05
-
-    def __post_init__(self):
-        if not 0 < self.range_momentum <= 1:
-            value = self.range_momentum
-            raise ValueError(f"range_momentum is {value}, expected above 0, at most 1")
+    range_momentum: PositiveFraction = 0.05
 
     def interceptor(self) -> Callable:
         """Return an interceptor for `nn.intercept_methods`, for one call of a model's method.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,6 @@ import numpy as np
 from flax import linen as nn
 from jax import lax
 
-from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.channels import Channels, make_channels, narrow
 from mask_rcnn_jax.models.conv import Conv
 from mask_rcnn_jax.models.conv_norm import make_conv_norm
@@ -19,6 +18,7 @@ from mask_rcnn_jax.models.norm import check_channels
 from mask_rcnn_jax.models.relu import relu
 from mask_rcnn_jax.models.trunk import STAGES, ConvTrunk
 from mask_rcnn_jax.ops.extent import ValidExtent
+from mask_rcnn_jax.ranges import Count, NotNegative, Range, Whole, check
 
 STEM_WIDTH = 32
 WIDTH_UNIT = 8  # widths are multiples of it, and then of the group width
@@ -71,18 +71,17 @@ class RegNet(ConvTrunk, kw_only=True):
             input; 0 for RegNetX, 0.25 for RegNetY.
     """
 
-    depth: int = 23
-    initial_width: int = 96
-    slope: float = 38.65
-    multiplier: float = 2.43
-    group_width: int = 40
-    se_ratio: float = 0.0
+    depth: Whole = 23
+    initial_width: Annotated[
+        int, Range("a multiple of 8", lambda width: width > 0 and width % WIDTH_UNIT == 0)
+    ] = 96
+    slope: NotNegative = 38.65
+    multiplier: Annotated[float, Range("above 1", lambda factor: factor > 1)] = 2.43
+    group_width: Count = 40
+    se_ratio: NotNegative = 0.0
 
     def __post_init__(self):
-        parts.check_at_least(self, initial_width=1, slope=0, group_width=1, se_ratio=0)
-        if self.initial_width % WIDTH_UNIT:
-            raise ValueError(f"initial_width is {self.initial_width}, expected a multiple of 8")
-        parts.check_above(self, multiplier=1)
+        check(self)
         widths = [width for width, _, _ in self.stages]
         if len(widths) != STAGES:
             entries = "initial_width, slope and multiplier"

@@ -8,13 +8,13 @@ import jax
 from flax import linen as nn
 from jax import lax
 
-from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.channels import Channels, make_channels, narrow
 from mask_rcnn_jax.models.conv_norm import make_conv_norm
 from mask_rcnn_jax.models.norm import check_channels
 from mask_rcnn_jax.models.relu import relu
 from mask_rcnn_jax.models.trunk import ConvTrunk
 from mask_rcnn_jax.ops.extent import ValidExtent
+from mask_rcnn_jax.ranges import Count, check
 
 BLOCKS_PER_STAGE = {
     10: (1, 1, 1, 1),
@@ -88,11 +88,11 @@ class ResNet(ConvTrunk, kw_only=True):
     stride_in: Literal["3x3", "1x1"] = "3x3"
     padding: Literal["torch", "same"] = "torch"
     pool_padding: Literal["torch", "same"] = "torch"
-    groups: int = 1
-    width_per_group: int = 64
+    groups: Count = 1
+    width_per_group: Count = 64
 
     def __post_init__(self):
-        parts.check_at_least(self, groups=1, width_per_group=1)
+        check(self)
         if self.depth < 50 and self.groups > 1:
             raise ValueError(f"groups is {self.groups}, expected 1 with depth={self.depth}")
         if self.depth >= 50:

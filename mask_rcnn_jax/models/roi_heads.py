@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.channels import Channels, Widths, make_channels, narrow
 from mask_rcnn_jax.models.conv import RoIConv, UpConv, pixel_shuffle
 from mask_rcnn_jax.models.init import dense, he_fan_out, he_fan_out_up
 from mask_rcnn_jax.models.norm import GROUPS, LIVE, Norm, check_channels, make_norm, normalize
 from mask_rcnn_jax.models.parameter import parameter
 from mask_rcnn_jax.models.relu import relu
+from mask_rcnn_jax.ranges import Count, Whole, check
 
 
 class BoxHead(nn.Module):
@@ -37,20 +37,20 @@ class BoxHead(nn.Module):
     """
 
     num_classes: int
-    channels: int = 1024
+    channels: Count = 1024
     fc_init: Literal["glorot", "xavier_fill", "linear"] = "xavier_fill"
     predictor_init: Literal["normal", "glorot", "xavier_fill", "linear"] = "normal"
     dtype: DTypeLike = jnp.float32
-    num_convs: int = 0
-    conv_channels: int = 256
+    num_convs: Whole = 0
+    conv_channels: Count = 256
     norm: Norm = "none"
-    num_fcs: int = 2
+    num_fcs: Whole = 2
     class_agnostic: bool = False
-    roi_size: int = 7
+    roi_size: Count = 7
     widths: Widths = ()
 
     def __post_init__(self):
-        parts.check_at_least(self, channels=1, num_convs=0, conv_channels=1, num_fcs=0, roi_size=1)
+        check(self)
         if self.num_convs:
             check_channels(self.norm, self.conv_channels, "conv_channels")
         narrow(self.prunable, self.widths)
@@ -119,16 +119,16 @@ class MaskHead(nn.Module):
     """
 
     num_classes: int
-    channels: int = 256
+    channels: Count = 256
     predictor_init: Literal["he", "normal"] = "he"
     dtype: DTypeLike = jnp.float32
-    num_convs: int = 4
+    num_convs: Whole = 4
     norm: Norm = "none"
-    roi_size: int = 14
+    roi_size: Count = 14
     widths: Widths = ()
 
     def __post_init__(self):
-        parts.check_at_least(self, channels=1, num_convs=0, roi_size=1)
+        check(self)
         if self.num_convs:
             check_channels(self.norm, self.channels, "channels")
         narrow(self.prunable, self.widths)

@@ -11,7 +11,6 @@ from flax import linen as nn
 from jax import lax
 from jax.typing import DTypeLike
 
-from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.channels import Channels, Widths, make_channels, narrow
 from mask_rcnn_jax.models.conv import SparselyTrainedConv, Weights, products
 from mask_rcnn_jax.models.relu import relu
@@ -20,6 +19,7 @@ from mask_rcnn_jax.ops.anchors import Anchors
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.nms import nms
 from mask_rcnn_jax.ops.top_k import top_k
+from mask_rcnn_jax.ranges import Count, Fraction, Ranged
 from mask_rcnn_jax.structures import Proposals, Targets
 
 
@@ -74,7 +74,7 @@ def conv_channels(channels: int, num_convs: int) -> dict[str, Channels]:
 
 
 @dataclass(frozen=True)
-class RPN:
+class RPN(Ranged):
     """RPN targets and proposal selection.
 
     Attributes:
@@ -99,27 +99,25 @@ class RPN:
             `channels`.
     """
 
-    channels: int = 256
-    fg_iou_thresh: float = 0.7
-    bg_iou_thresh: float = 0.3
+    channels: Count = 256
+    fg_iou_thresh: Fraction = 0.7
+    bg_iou_thresh: Fraction = 0.3
     low_quality: Literal["best", "ties", "none"] = "ties"
     straddle_thresh: float = -1.0
-    batch_size_per_image: int = 256
-    positive_fraction: float = 0.5
-    nms_thresh: float = 0.7
-    pre_nms_topk_train: int = 2000
-    pre_nms_topk_test: int = 1000
-    post_nms_topk_train: int = 1000
-    post_nms_topk_test: int = 1000
+    batch_size_per_image: Count = 256
+    positive_fraction: Fraction = 0.5
+    nms_thresh: Fraction = 0.7
+    pre_nms_topk_train: Count = 2000
+    pre_nms_topk_test: Count = 1000
+    post_nms_topk_train: Count = 1000
+    post_nms_topk_test: Count = 1000
     post_nms_scope: Literal["image", "batch"] = "image"
     min_size: float = 0.0
-    num_convs: int = 1
+    num_convs: Count = 1
     widths: Widths = ()
 
     def __post_init__(self):
-        parts.check_at_least(self, channels=1, num_convs=1)
-        ious = "fg_iou_thresh", "bg_iou_thresh", "nms_thresh"
-        parts.check_fractions(self, *ious, "positive_fraction")
+        super().__post_init__()
         if self.bg_iou_thresh > self.fg_iou_thresh:
             expected = f"expected up to fg_iou_thresh, {self.fg_iou_thresh}"
             raise ValueError(f"bg_iou_thresh is {self.bg_iou_thresh}, {expected}")

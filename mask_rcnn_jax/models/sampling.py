@@ -1,16 +1,16 @@
 """Sample RoIs for second-stage training."""
 
 from dataclasses import dataclass
-from typing import no_type_check
+from typing import Annotated, no_type_check
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from mask_rcnn_jax import parts
 from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.ops import matching
 from mask_rcnn_jax.ops.boxes import BoxCoder
+from mask_rcnn_jax.ranges import FROM_0_TO_1, Count, Fraction, Ranged, Whole, numbers
 from mask_rcnn_jax.structures import Proposals, Targets
 
 _POINTS = 0x504F494E  # sets the keys of RoIs apart from others of their image
@@ -54,8 +54,11 @@ class MaskRoIs:
         return jax.vmap(jax.random.fold_in)(own[self.images], rank)
 
 
+IouRange = Annotated[tuple[float, float], numbers("two numbers from 0 to 1", FROM_0_TO_1.allows)]
+
+
 @dataclass(frozen=True)
-class RoISampling:
+class RoISampling(Ranged):
     """RoI sampling (Girshick, "Fast R-CNN", 2015, section 2.3).
 
     Attributes:
@@ -69,16 +72,12 @@ class RoISampling:
             on all. The time of the mask head on a GPU follows it. Multiples of 16 suit all devices.
     """
 
-    batch_size_per_image: int = 512
-    positive_fraction: float = 0.25
-    fg_iou_thresh: float = 0.5
+    batch_size_per_image: Count = 512
+    positive_fraction: Fraction = 0.25
+    fg_iou_thresh: Fraction = 0.5
     fg_strict: bool = False
-    bg_iou_range: tuple[float, float] = (0.0, 0.5)
-    mask_rois_per_image: int = 0
-
-    def __post_init__(self):
-        parts.check_at_least(self, mask_rois_per_image=0)
-        parts.check_fractions(self, "fg_iou_thresh", "positive_fraction")
+    bg_iou_range: IouRange = (0.0, 0.5)
+    mask_rois_per_image: Whole = 0
 
     @property
     def max_foreground(self) -> int:

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.conv import Conv, UpConv
 from mask_rcnn_jax.models.init import fan_init
 from mask_rcnn_jax.models.norm import LIVE, Norm, check_channels, make_norm, normalize
 from mask_rcnn_jax.ops.extent import ValidExtent
+from mask_rcnn_jax.ranges import Count, check
 
 STRIDE = 16  # of the maps that it takes, pixels per cell
 LEVELS = 4  # P2..P5
@@ -30,13 +30,13 @@ class SimplePyramid(nn.Module):
         norm: norm behind every convolution, which then has no bias, see `models.norm`.
     """
 
-    channels: int = 256
+    channels: Count = 256
     norm: Norm = "layer"
     maps: Literal["last", "mean", "each"] = "last"
     dtype: DTypeLike = jnp.float32
 
     def __post_init__(self):
-        parts.check_at_least(self, channels=1)
+        check(self)
         check_channels(self.norm, self.channels, "channels")
         super().__post_init__()
 

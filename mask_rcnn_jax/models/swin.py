@@ -3,21 +3,21 @@ Windows", 2021) returning C2..C5."""
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.conv import Conv
 from mask_rcnn_jax.models.drop_path import drop_path, fold_in
 from mask_rcnn_jax.models.init import normal, normal_dense
 from mask_rcnn_jax.models.norm import LayerNorm
 from mask_rcnn_jax.models.shifted_windows import distances, from_windows, mask, pad_to, to_windows
-from mask_rcnn_jax.models.trunk import TransformerTrunk, check_stages, stage_widths
+from mask_rcnn_jax.models.trunk import DropRate, TransformerTrunk, of_stages, stage_widths
 from mask_rcnn_jax.ops.extent import ValidExtent
+from mask_rcnn_jax.ranges import Count, check
 
 PATCH = 4  # pixels per side
 EPS = 1e-5  # of norms
@@ -47,19 +47,18 @@ class Swin(TransformerTrunk, kw_only=True):
             the paper's detectors and mmdetection do; False: not there, as torchvision does.
     """
 
-    depths: tuple[int, ...] = (2, 2, 6, 2)
-    width: int = 96
-    num_heads: tuple[int, ...] = (3, 6, 12, 24)
-    windows: tuple[int, ...] = (7, 7, 7, 7)
+    depths: Annotated[tuple[int, ...], of_stages(1)] = (2, 2, 6, 2)
+    width: Count = 96
+    num_heads: Annotated[tuple[int, ...], of_stages(1)] = (3, 6, 12, 24)
+    windows: Annotated[tuple[int, ...], of_stages(2)] = (7, 7, 7, 7)
     shift_single: bool = True
-    drop_path: float = 0.2
+    drop_path: DropRate = 0.2
     exempt_from_decay: tuple[str, ...] = ("position_bias", *NORMS)
 
     post_norm = False  # norms are behind layers, not before
 
     def __post_init__(self):
-        check_stages(self, depths=1, num_heads=1, windows=2)
-        parts.check_at_least(self, width=1)
+        check(self)
         for stage, heads in enumerate(self.num_heads):
             if (channels := self.width * 2**stage) % heads:
                 expected = f"a divisor of {channels} channels"

@@ -3,6 +3,7 @@ and Resolution", 2022)."""
 
 from collections.abc import Callable
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,16 @@ from flax import linen as nn
 from mask_rcnn_jax.models.init import normal_dense
 from mask_rcnn_jax.models.shifted_windows import distances
 from mask_rcnn_jax.models.swin import NORMS, Attention, Swin, split_heads
-from mask_rcnn_jax.models.trunk import STAGES
+from mask_rcnn_jax.models.trunk import STAGES, of_stages
+from mask_rcnn_jax.ranges import Range
 
+TrainedWindows = Annotated[
+    tuple[int, ...],
+    Range(
+        f"{STAGES} numbers, 0 or at least 2",
+        lambda sides: len(sides) == STAGES and all(side == 0 or side >= 2 for side in sides),
+    ),
+]
 HIDDEN = 512  # channels between the layers that compute positions
 MOST_SCALE = 100.0  # what multiplies cosines, at most
 LEAST_LENGTH = 1e-12  # of queries and keys
@@ -30,19 +39,12 @@ class SwinV2(Swin, kw_only=True):
             it is another one than now; 0: as in `windows`.
     """
 
-    windows: tuple[int, ...] = (8, 8, 8, 8)
+    windows: Annotated[tuple[int, ...], of_stages(2)] = (8, 8, 8, 8)
     shift_single: bool = False
-    pretrained_windows: tuple[int, ...] = (0, 0, 0, 0)
+    pretrained_windows: TrainedWindows = (0, 0, 0, 0)
     exempt_from_decay: tuple[str, ...] = ("position_fc1", "position_fc2", "logit_scale", *NORMS)
 
     post_norm = True
-
-    def __post_init__(self):
-        sides = self.pretrained_windows
-        if len(sides) != STAGES or any(side == 1 or side < 0 for side in sides):
-            expected = f"{STAGES} numbers, 0 or at least 2"
-            raise ValueError(f"pretrained_windows is {sides}, expected {expected}")
-        super().__post_init__()
 
     @nn.nowrap
     def make_attention(self, stage: int, shifts: tuple[int, int]) -> Callable[..., nn.Module]:

@@ -1,6 +1,6 @@
 """What the trunks have in common; one from outside needs none of it (`models.protocols`)."""
 
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +9,10 @@ from jax.typing import DTypeLike
 
 from mask_rcnn_jax.models.channels import Channels, Widths, make_channels, narrow
 from mask_rcnn_jax.models.norm import LIVE
+from mask_rcnn_jax.ranges import NotNegative, Range, check
 
 STAGES = 4
+DropRate = Annotated[float, Range("at least 0 and below 1", lambda rate: 0 <= rate < 1)]
 MLP_RATIO = 4
 
 
@@ -27,6 +29,7 @@ class Trunk(nn.Module, kw_only=True):
     widths: Widths = ()
 
     def __post_init__(self):
+        check(self)
         narrow(self.prunable, self.widths)
         super().__post_init__()
 
@@ -49,8 +52,8 @@ class ConvTrunk(Trunk, kw_only=True):
     norm: Literal[
         "frozen", "affine", "batch", "sync_batch", "naive_sync_batch", "group", "layer"
     ] = "frozen"
-    norm_eps: float = 1e-5
-    frozen_stages: int = 2
+    norm_eps: NotNegative = 1e-5
+    frozen_stages: Annotated[int, Range("0 to 5", lambda stages: 0 <= stages <= 5)] = 2
 
     @property
     def frozen(self) -> tuple[str, ...]:
@@ -83,15 +86,10 @@ class TransformerTrunk(Trunk, kw_only=True):
             and "dino" (("block0/fc1", 1024),); (): all.
     """
 
-    drop_path: float = 0.1
+    drop_path: DropRate = 0.1
     exempt_from_decay: tuple[str, ...] = ()
 
     trains_batch_stats = False
-
-    def __post_init__(self):
-        if not 0 <= self.drop_path < 1:
-            raise ValueError(f"drop_path is {self.drop_path}, expected at least 0 and below 1")
-        super().__post_init__()
 
     @property
     def block_widths(self) -> dict[str, int]:
@@ -119,10 +117,7 @@ def stage_widths(depths: tuple[int, ...], width: int) -> dict[str, int]:
     return {f"res{2 + k}_{i}": width * 2**k for k, depth in stages for i in range(depth)}
 
 
-def check_stages(part: nn.Module, **lowest: int) -> None:
-    """Raise ValueError for an entry that is not a number of at least its lowest for each stage."""
-    for name, low in lowest.items():
-        values = getattr(part, name)
-        if len(values) != STAGES or min(values) < low:
-            expected = f"{STAGES} numbers of at least {low}"
-            raise ValueError(f"{name} is {values}, expected {expected}")
+def of_stages(least: int) -> Range:
+    """The range of a number of at least `least` for each stage."""
+    text = f"{STAGES} numbers of at least {least}"
+    return Range(text, lambda values: len(values) == STAGES and min(values) >= least)

@@ -2,7 +2,7 @@
 for Object Detection", 2022)."""
 
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +10,16 @@ import numpy as np
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from mask_rcnn_jax import parts
 from mask_rcnn_jax.models.conv import Conv
 from mask_rcnn_jax.models.drop_path import drop_path, fold_in
 from mask_rcnn_jax.models.init import normal, normal_dense
 from mask_rcnn_jax.models.norm import make_norm
 from mask_rcnn_jax.models.trunk import TransformerTrunk
 from mask_rcnn_jax.ops.dispatch import by_platform
+from mask_rcnn_jax.ranges import Count, Range, check
 
 PATCH = 16  # pixels per side
+Side = Annotated[int, Range(f"a multiple of {PATCH}", lambda side: side > 0 and side % PATCH == 0)]
 Attend = Literal["xla", "cudnn"]
 
 
@@ -38,28 +39,25 @@ class ViT(TransformerTrunk, kw_only=True):
             "float16"; other devices take "xla".
     """
 
-    width: int = 768
-    depth: int = 12
-    num_heads: int = 12
+    width: Count = 768
+    depth: Count = 12
+    num_heads: Count = 12
     global_blocks: tuple[int, ...] = (2, 5, 8, 11)
-    window: int = 14
-    image_size: int = 1024
-    pretrain_size: int = 224
+    window: Count = 14
+    image_size: Side = 1024
+    pretrain_size: Side = 224
     attention: Attend = "xla"
     exempt_from_decay: tuple[str, ...] = ("pos_embed", "norm1", "norm2")
 
     def __post_init__(self):
-        parts.check_at_least(self, width=1, depth=1, window=1)
-        if self.num_heads < 1 or self.width % self.num_heads:
+        check(self)
+        if self.width % self.num_heads:
             raise ValueError(
                 f"num_heads is {self.num_heads}, expected a divisor of width={self.width}"
             )
         if not all(0 <= block < self.depth for block in self.global_blocks):
             expected = f"blocks from 0 to {self.depth - 1}"
             raise ValueError(f"global_blocks is {self.global_blocks}, expected {expected}")
-        for name in ("image_size", "pretrain_size"):
-            if (side := getattr(self, name)) < PATCH or side % PATCH:
-                raise ValueError(f"{name} is {side}, expected a multiple of {PATCH}")
         super().__post_init__()
 
     @property

@@ -6,7 +6,7 @@ boxes on the device, which avoids constants of several megabytes in the program.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from mask_rcnn_jax.ops.extent import STRIDES, ValidExtent
+from mask_rcnn_jax.ranges import Fraction, Positives, Range, Ranged
 
 
 class Anchors(NamedTuple):
@@ -24,8 +25,14 @@ class Anchors(NamedTuple):
     valid: Sequence[Bool[Array, "A_l"]] | None  # whether the cell is valid; None: all are
 
 
+Shapes = Annotated[
+    tuple[tuple[float, float], ...],
+    Range("numbers above 0", lambda pairs: pairs and all(min(pair) > 0 for pair in pairs)),
+]
+
+
 @dataclass(frozen=True)
-class AnchorGrid:
+class AnchorGrid(Ranged):
     """Anchors on every level of the pyramid (Ren et al., "Faster R-CNN", 2015).
 
     Attributes:
@@ -41,24 +48,21 @@ class AnchorGrid:
             the valid cells, which differs on the last level (torchvision).
     """
 
-    sizes: tuple[float, ...] = (32.0, 64.0, 128.0, 256.0, 512.0)
-    aspect_ratios: tuple[tuple[float, float], ...] = (
+    sizes: Positives = (32.0, 64.0, 128.0, 256.0, 512.0)
+    aspect_ratios: Shapes = (
         (2**0.5, 0.5**0.5),
         (1.0, 1.0),
         (0.5**0.5, 2**0.5),
     )
-    center: float = 0.0
+    center: Fraction = 0.0
     rounding: Literal["none", "half_sides", "base_window"] = "none"
     stride: Literal["level", "map"] = "level"
 
     def __post_init__(self):
+        super().__post_init__()
         if not 4 <= len(self.sizes) <= len(STRIDES):
             expected = f"expected 5, one per level, or 4 to {len(STRIDES)}, which end at P5 to P7"
             raise ValueError(f"sizes is {self.sizes}, {expected}")
-        for name in ("sizes", "aspect_ratios"):
-            value = getattr(self, name)
-            if not np.size(value) or not np.all(np.array(value) > 0):
-                raise ValueError(f"{name} is {value}, expected numbers above 0")
 
     @property
     def strides(self) -> tuple[int, ...]:

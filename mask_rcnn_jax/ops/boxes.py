@@ -8,18 +8,25 @@ Every function is finite, with finite gradients, on all-zero padding boxes.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
+
+from mask_rcnn_jax.ranges import ABOVE_0, Ranged, numbers
 
 # exp(dw) enlarges an anchor by at most 1000 / 16: a 16 px anchor, a 1000 px image.
 MAX_LOG_SCALE = math.log(1000.0 / 16.0)
 MIN_WIDTH = 1e-8  # lower bound before a division or log; NVIDIA TensorFlow 2's value
 
 
+BoxWeights = Annotated[
+    tuple[float, float, float, float], numbers("four numbers above 0", ABOVE_0.allows)
+]
+
+
 @dataclass(frozen=True)
-class BoxCoder:
+class BoxCoder(Ranged):
     """Box delta coder and pixel convention for all box arithmetic.
 
     Attributes:
@@ -29,7 +36,7 @@ class BoxCoder:
             and clipping, but not in anchor encoding or IoU (NVIDIA's TensorFlow examples).
     """
 
-    weights: tuple[float, float, float, float] = (10.0, 10.0, 5.0, 5.0)
+    weights: BoxWeights = (10.0, 10.0, 5.0, 5.0)
     inclusive: Literal["none", "decoder", "all"] = "none"
 
     @property

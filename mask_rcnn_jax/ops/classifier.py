@@ -12,10 +12,11 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.ops import distill_losses, losses
+from mask_rcnn_jax.ranges import NotNegative, Ranged
 
 
 @dataclass(frozen=True)
-class Classifier:
+class Classifier(Ranged):
     """Turn class logits into scores, and learn them.
 
     Attributes:
@@ -31,16 +32,15 @@ class Classifier:
 
     kind: Literal["softmax", "sigmoid"] = "softmax"
     federated_classes: int = 0
-    frequency_power: float = 0.5
+    frequency_power: NotNegative = 0.5
     image_counts: tuple[int, ...] = field(default=(), metadata=parts.NO_ENTRY)
 
     def __post_init__(self):
+        super().__post_init__()
         count = self.federated_classes
         if count < 0 or (count and self.kind != "sigmoid"):
             expected = "0 or more" if self.kind == "sigmoid" else "0 unless kind is 'sigmoid'"
             raise ValueError(f"federated_classes is {count}, expected {expected}")
-        if not self.frequency_power >= 0:
-            raise ValueError(f"frequency_power is {self.frequency_power}, expected at least 0")
 
     def scores(self, logits: Float[Array, "*dims K1"]) -> Float[Array, "*dims K"]:
         """Return the scores for the classes without background."""

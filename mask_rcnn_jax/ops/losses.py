@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from mask_rcnn_jax import parts
+from mask_rcnn_jax.ranges import NotNegative, NotNegatives, Ranged
 
 # Of logits [B, R, K + 1], classes [B, R] and valid [B, R].
 ClassLoss = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -27,7 +28,7 @@ class AddedLoss(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LossOptions:
+class LossOptions(Ranged):
     """Loss normalizers, shapes and weights.
 
     Attributes:
@@ -58,22 +59,18 @@ class LossOptions:
 
     rpn_cls_average: Literal["budget", "sampled"] = "sampled"
     rpn_box_loss: Literal["huber", "smooth_l1"] = "smooth_l1"
-    rpn_box_beta: float = 1 / 9
+    rpn_box_beta: NotNegative = 1 / 9
     rpn_box_average: Literal["sampled", "budget", "matched_per_level"] = "sampled"
-    box_beta: float = 1.0
+    box_beta: NotNegative = 1.0
     box_average: Literal["foreground", "rois"] = "rois"
-    rpn_box_weight: float = 1.0
-    box_reg_weight: float = 1.0
-    mask_weight: float = 1.0
-    keypoint_weight: float = 1.0
+    rpn_box_weight: NotNegative = 1.0
+    box_reg_weight: NotNegative = 1.0
+    mask_weight: NotNegative = 1.0
+    keypoint_weight: NotNegative = 1.0
     keypoint_average: Literal["visible", "budget"] = "visible"
     own: tuple[str, ...] = ()
-    own_weights: tuple[float, ...] = ()
+    own_weights: NotNegatives = ()
     added: tuple[AddedLoss, ...] = field(default=(), metadata=parts.NO_ENTRY)  # those of `own`
-
-    def __post_init__(self):
-        factors = "rpn_box_weight", "box_reg_weight", "mask_weight", "keypoint_weight"
-        parts.check_at_least(self, **dict.fromkeys((*factors, "rpn_box_beta", "box_beta"), 0))
 
 
 def huber(x: Float[Array, "*dims"], delta: float) -> Float[Array, "*dims"]:

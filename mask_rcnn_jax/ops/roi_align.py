@@ -12,7 +12,7 @@ that support it.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.ops import dispatch, roi_align_windows
 from mask_rcnn_jax.ops.bilinear import adaptive_samples, mean_bilinear_weights
 from mask_rcnn_jax.ops.extent import STRIDES
+from mask_rcnn_jax.ranges import Count, NotNegative, Range, Ranged, Whole
 
 MIN_LEVEL = 2  # features[0] is P2
 MAX_UNROLLED = 8  # taps per axis; more run in a device loop over the used ones
@@ -47,7 +48,7 @@ def assign_levels(
 
 
 @dataclass(frozen=True)
-class RoIAlign:
+class RoIAlign(Ranged):
     """Sampling parameters of `roi_align`.
 
     Attributes:
@@ -64,23 +65,12 @@ class RoIAlign:
         min_size: smallest box side in cells; 0 for no limit. torchvision uses 1 unless `aligned`.
     """
 
-    max_level: int = 5
-    sampling_ratio: int = 2
-    max_sampling_ratio: int = 8
+    max_level: Annotated[int, Range("2 to 7", lambda level: 2 <= level <= 7)] = 5
+    sampling_ratio: Whole = 2
+    max_sampling_ratio: Count = 8
     aligned: bool = False
     border: Literal["clamp", "zero"] = "zero"
-    min_size: float = 1.0
-
-    def __post_init__(self):
-        if self.max_level not in range(MIN_LEVEL, MIN_LEVEL + len(STRIDES)):
-            raise ValueError(f"max_level is {self.max_level}, expected 2 to 7")
-        if self.sampling_ratio < 0:
-            raise ValueError(
-                f"sampling_ratio is {self.sampling_ratio}, expected samples per cell and axis, or "
-                "0 for adaptive sampling"
-            )
-        if self.max_sampling_ratio < 1:
-            raise ValueError(f"max_sampling_ratio is {self.max_sampling_ratio}, expected 1 or more")
+    min_size: NotNegative = 1.0
 
 
 @dispatch.named

@@ -8,19 +8,19 @@ prediction needs a given share of its operations.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from mask_rcnn_jax.models.build import ModelOptions
-from mask_rcnn_jax.parts import check_at_least
 from mask_rcnn_jax.pruning.channel_groups import (
     Axis,
     Group,
     Term,
     with_widths,
 )
+from mask_rcnn_jax.ranges import Count, Range, Ranged
 
 NORM_EPS = 1e-5  # added to a variance
 # Lowest widths. A mask head of 32 channels, cut to 16 to 24, lost .05 AP (docs/small_models.md).
@@ -30,7 +30,7 @@ Kept = dict[str, np.ndarray]  # indices of the channels that stay, by group, asc
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(Ranged):
     """How filters are compared, and how many stay.
 
     Attributes:
@@ -44,14 +44,9 @@ class Limits:
 
     normalizer: Literal["max", "l2"] = "max"
     equalization: Literal["union", "intersection", "arithmetic_mean", "geometric_mean"] = "union"
-    granularity: int = 8
-    min_channels: int | None = None
+    granularity: Count = 8
+    min_channels: Annotated[int | None, Range("at least 1", lambda n: n is None or n >= 1)] = None
     exclude: tuple[str, ...] = ()
-
-    def __post_init__(self):
-        check_at_least(self, granularity=1)
-        if self.min_channels is not None:
-            check_at_least(self, min_channels=1)
 
 
 DEFAULT_LIMITS = Limits()

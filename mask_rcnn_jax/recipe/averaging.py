@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from mask_rcnn_jax.models.quantization import RANGE
+from mask_rcnn_jax.ranges import ProperFraction, Ranged
 
 
 @dataclass(frozen=True)
-class WeightAverage:
+class WeightAverage(Ranged):
     """An average of parameters and batch statistics over the steps.
 
     Attributes:
@@ -19,12 +20,8 @@ class WeightAverage:
             weights are soon forgotten.
     """
 
-    ema_decay: float = 0.0
+    ema_decay: ProperFraction = 0.0
     ema_warmup: bool = True
-
-    def __post_init__(self):
-        if not 0 <= self.ema_decay < 1:
-            raise ValueError(f"ema_decay is {self.ema_decay}, expected from 0 to below 1")
 
     def start(self, variables: dict) -> dict:
         """The average at step 0: a copy, since a step donates both; {} without an average."""

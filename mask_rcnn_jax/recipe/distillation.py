@@ -6,11 +6,11 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from mask_rcnn_jax import parts
+from mask_rcnn_jax.ranges import Fraction, NotNegative, Positive, Ranged
 
 
 @dataclass(frozen=True)
-class DistillOptions:
+class DistillOptions(Ranged):
     """A teacher, and how much the losses between it and the trained model count.
 
     Attributes:
@@ -41,28 +41,23 @@ class DistillOptions:
     recipe: str = ""
     inherit: bool = False
     checksum: str = ""
-    feature_weight: float = 1.0
+    feature_weight: NotNegative = 1.0
     feature_loss: Literal["pearson", "attention"] = "pearson"
-    cls_weight: float = 1.0
-    temperature: float = 1.0
-    box_weight: float = 0.0
-    mask_weight: float = 1.0
-    keypoint_weight: float = 0.0
-    rpn_weight: float = 0.0
-    warmup_until: float = 0.0
-    decay_from: float = 1.0
+    cls_weight: NotNegative = 1.0
+    temperature: Positive = 1.0
+    box_weight: NotNegative = 0.0
+    mask_weight: NotNegative = 1.0
+    keypoint_weight: NotNegative = 0.0
+    rpn_weight: NotNegative = 0.0
+    warmup_until: Fraction = 0.0
+    decay_from: Fraction = 1.0
 
     def __post_init__(self):
-        of = "feature", "cls", "box", "mask", "keypoint", "rpn"
-        names = [f"{name}_weight" for name in of]
-        parts.check_at_least(self, **dict.fromkeys(names, 0.0))
-        parts.check_above(self, temperature=0)
-        for name in ("warmup_until", "decay_from"):
-            if not 0 <= (value := getattr(self, name)) <= 1:
-                raise ValueError(f"{name} is {value}, expected from 0 to 1")
+        super().__post_init__()
+        losses = "feature", "cls", "box", "mask", "keypoint", "rpn"
         if self.inherit and not self.teacher:
             raise ValueError("inherit is True, but teacher is '': it names whose weights")
-        if self.teacher and not any(getattr(self, name) for name in names):
+        if self.teacher and not any(map(self.weight, losses)):
             raise ValueError(f"teacher is {self.teacher!r}, but all weights of its losses are 0")
 
     def weight(self, task: str) -> float:

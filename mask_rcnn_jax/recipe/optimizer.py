@@ -1,16 +1,28 @@
 """A recipe's `optim` section."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from mask_rcnn_jax import parts
+from mask_rcnn_jax.ranges import (
+    Count,
+    NotNegative,
+    Positive,
+    PositiveFraction,
+    ProperFraction,
+    Ranged,
+    Whole,
+    numbers,
+)
 from mask_rcnn_jax.recipe.schedule import Schedule
 
+Betas = Annotated[
+    tuple[float, float], numbers("two numbers from 0 to below 1", lambda beta: 0 <= beta < 1)
+]
 DECAY_ON = ("kernel", "bias", "scale", "kernel_bias", "other")
 
 
 @dataclass(frozen=True)
-class LowRank:
+class LowRank(Ranged):
     """Low-rank adapters (Hu et al., "LoRA", 2022): kernels that stay as they are, but for
     alpha / rank times the product of two small matrices, which are trained.
 
@@ -21,19 +33,18 @@ class LowRank:
             are the layers around the attention of a transformer.
     """
 
-    rank: int = 0
-    alpha: float = 16.0
+    rank: Whole = 0
+    alpha: Positive = 16.0
     kernels: tuple[str, ...] = ("backbone/*/attn",)
 
     def __post_init__(self):
-        parts.check_at_least(self, rank=0)
-        parts.check_above(self, alpha=0)
+        super().__post_init__()
         if not self.kernels:
             raise ValueError("kernels is (), expected patterns; a rank of 0 adapts nothing")
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class Optimizer(Ranged):
     """SGD with momentum or AdamW, and what reaches it.
 
     Attributes:
@@ -63,32 +74,24 @@ class Optimizer:
     """
 
     name: Literal["sgd", "adamw"] = "sgd"
-    momentum: float = 0.9
+    momentum: ProperFraction = 0.9
     rate_in_velocity: bool = False
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 1e-4
+    betas: Betas = (0.9, 0.999)
+    eps: Positive = 1e-8
+    weight_decay: NotNegative = 1e-4
     decay_on: tuple[str, ...] = ("kernel", "bias")
-    bias_lr_factor: float = 1.0
-    layer_decay: float = 1.0
-    clip_value: float = 0.0
-    clip_norm: float = 0.0
+    bias_lr_factor: NotNegative = 1.0
+    layer_decay: PositiveFraction = 1.0
+    clip_value: NotNegative = 0.0
+    clip_norm: NotNegative = 0.0
     freeze: tuple[str, ...] = ()
-    group_lasso: float = 0.0
+    group_lasso: NotNegative = 0.0
     lora: LowRank = LowRank()
 
     def __post_init__(self):
+        super().__post_init__()
         if unknown := set(self.decay_on) - set(DECAY_ON):
             raise ValueError(f"decay_on has {unknown}, expected names of {DECAY_ON}")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas is {self.betas}, expected two numbers from 0 to below 1")
-        parts.check_above(self, eps=0)
-        if not 0 < self.layer_decay <= 1:
-            raise ValueError(f"layer_decay is {self.layer_decay}, expected above 0 and up to 1")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum is {self.momentum}, expected from 0 to below 1")
-        lowest = "weight_decay", "bias_lr_factor", "clip_value", "clip_norm", "group_lasso"
-        parts.check_at_least(self, **dict.fromkeys(lowest, 0))
         if self.group_lasso and self.lora.rank:
             pulled = "which pulls channels that optim.lora.rank keeps from learning; set one to 0"
             raise ValueError(f"group_lasso is {self.group_lasso}, {pulled}")
@@ -105,19 +108,15 @@ class OptimOptions(Schedule, Optimizer):
         loss_scale_floor: an overflow at this loss scale stops the run.
     """
 
-    accumulate_steps: int = 1
-    loss_scale: float = 2.0**16
-    loss_scale_growth: int = 2000
-    loss_scale_floor: float = 1.0
+    accumulate_steps: Count = 1
+    loss_scale: Positive = 2.0**16
+    loss_scale_growth: Count = 2000
+    loss_scale_floor: Positive = 1.0
 
     def __post_init__(self):
-        Schedule.__post_init__(self)
-        Optimizer.__post_init__(self)
-        parts.check_at_least(self, accumulate_steps=1)
-        if not 0 < self.loss_scale_floor <= self.loss_scale:
+        super().__post_init__()
+        if self.loss_scale_floor > self.loss_scale:
             raise ValueError(
                 f"loss_scale is {self.loss_scale} and optim.loss_scale_floor "
-                f"{self.loss_scale_floor}, expected a floor above 0 and not above the scale"
+                f"{self.loss_scale_floor}, expected a floor not above the scale"
             )
-        if self.loss_scale_growth < 1:
-            raise ValueError(f"loss_scale_growth is {self.loss_scale_growth}, expected at least 1")

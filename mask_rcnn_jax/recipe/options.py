@@ -2,16 +2,20 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from mask_rcnn_jax import parts
 from mask_rcnn_jax.evaluation.options import Scoring
 from mask_rcnn_jax.models.detect import Detect
+from mask_rcnn_jax.ranges import Count, NotNegative, Range, Ranged, Whole
 from mask_rcnn_jax.recipe.averaging import WeightAverage
 from mask_rcnn_jax.recipe.stopping import StopRule
 
 # Below so many, fine-tuning has hardly begun to find the objects of a set.
 FEW_STEPS = 500
+Scales = Annotated[
+    tuple[float, ...],
+    Range("factors above 0", lambda scales: scales and all(scale > 0 for scale in scales)),
+]
 EVAL_STEPS = 50  # between two evaluations, at least, of a run of ten times as many and more
 
 
@@ -42,27 +46,20 @@ class TrainOptions(WeightAverage, StopRule):
             metrics.jsonl and TensorBoard.
     """
 
-    batch_size: int = 16
-    steps: int = 90_000
-    epochs: float = 0.0
-    seed: int = 0
-    images_per_device: int = 0
+    batch_size: Count = 16
+    steps: Whole = 90_000
+    epochs: NotNegative = 0.0
+    seed: Whole = 0
+    images_per_device: Whole = 0
     precision: Literal["auto", "float32", "tf32", "bfloat16", "float16"] = "float32"
     implementation: Literal["auto", "xla", "pallas"] = "auto"
     remat: Literal["none", "backbone", "heads", "all"] = "none"
-    log_every: int = 100
-    checkpoint_every: int = 1000
-    keep_checkpoints: int = 2
-    eval_every: int = 0
+    log_every: Count = 100
+    checkpoint_every: Count = 1000
+    keep_checkpoints: Count = 2
+    eval_every: Whole = 0
     skip_images: tuple[int | str, ...] = ()
     loggers: tuple[str, ...] = ()
-
-    def __post_init__(self):
-        WeightAverage.__post_init__(self)
-        StopRule.__post_init__(self)
-        counts = ("batch_size", "log_every", "checkpoint_every", "keep_checkpoints")
-        parts.check_at_least(self, **dict.fromkeys(counts, 1), epochs=0, steps=0, eval_every=0)
-        parts.check_at_least(self, images_per_device=0)
 
     def enough_epochs(self, num_images: int) -> int:
         """Return the epochs of so many images that give `FEW_STEPS` steps; 0 if `epochs` do."""
@@ -71,7 +68,7 @@ class TrainOptions(WeightAverage, StopRule):
 
 
 @dataclass(frozen=True)
-class Views:
+class Views(Ranged):
     """How often the `evaluate` command looks at an image.
 
     Attributes:
@@ -79,12 +76,8 @@ class Views:
         tta_flip: whether `evaluate` also looks at the mirror image of each size.
     """
 
-    tta_scales: tuple[float, ...] = (1.0,)
+    tta_scales: Scales = (1.0,)
     tta_flip: bool = False
-
-    def __post_init__(self):
-        if not self.tta_scales or not all(scale > 0 for scale in self.tta_scales):
-            raise ValueError(f"tta_scales is {self.tta_scales}, expected factors above 0")
 
     @property
     def views(self) -> int:
@@ -114,16 +107,10 @@ class EvalOptions(Detect, Views, Scoring):
             "average" or the "raw" ones of its last step. Training itself scores the average.
     """
 
-    batch_size: int = 1
-    max_images: int = 0
-    canvases: int = 6
-    loss_images: int = 320
-    pictures: int = 4
+    batch_size: Count = 1
+    max_images: Whole = 0
+    canvases: Whole = 6
+    loss_images: Whole = 320
+    pictures: Whole = 4
     paste: Literal["continuous", "integer"] = "integer"
     weights: Literal["average", "raw"] = "average"
-
-    def __post_init__(self):
-        Detect.__post_init__(self)
-        Views.__post_init__(self)
-        Scoring.__post_init__(self)
-        parts.check_at_least(self, batch_size=1, detections_per_image=1)

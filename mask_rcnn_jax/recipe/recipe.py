@@ -8,7 +8,7 @@ import optax
 
 from mask_rcnn_jax import parts
 from mask_rcnn_jax.data.options import DataOptions
-from mask_rcnn_jax.models.build import ModelOptions
+from mask_rcnn_jax.models.build import BUILDERS, ModelOptions
 from mask_rcnn_jax.ops.losses import LossOptions
 from mask_rcnn_jax.recipe.distillation import DistillOptions
 from mask_rcnn_jax.recipe.optimizer import OptimOptions
@@ -32,6 +32,8 @@ class Recipe:
     eval: EvalOptions = EvalOptions()
 
     def __post_init__(self):
+        for part in BUILDERS:
+            getattr(self.model, part).check()
         inclusive = self.model.box_coder.inclusive == "all"
         if self.data.inclusive_boxes != inclusive:
             object.__setattr__(self, "data", replace(self.data, inclusive_boxes=inclusive))

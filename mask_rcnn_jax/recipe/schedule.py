@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from mask_rcnn_jax import parts
+from mask_rcnn_jax.ranges import Count, Fraction, NotNegative, NotNegatives, Positive, Ranged
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Ranged):
     """Linear warm-up, then steps down, half a cosine or a polynomial.
 
     The peak rate follows the global batch (linear scaling rule, Goyal et al., 2017). Cosine and
@@ -29,18 +29,18 @@ class Schedule:
         power: ("polynomial") exponent of the remaining fraction; 1 is a straight line.
     """
 
-    learning_rate: float = 0.02
-    reference_batch: int = 16
+    learning_rate: NotNegative = 0.02
+    reference_batch: Count = 16
     warmup_until: float = 1000 / 90_000
-    warmup_factor: float = 1e-3
+    warmup_factor: NotNegative = 1e-3
     schedule: Literal["steps", "cosine", "polynomial"] = "steps"
-    decay_at: tuple[float, ...] = (60 / 90, 80 / 90)
-    decay_levels: tuple[float, ...] = (0.1, 0.01)
-    end_factor: float = 0.0
-    power: float = 1.0
+    decay_at: NotNegatives = (60 / 90, 80 / 90)
+    decay_levels: NotNegatives = (0.1, 0.01)
+    end_factor: Fraction = 0.0
+    power: Positive = 1.0
 
     def __post_init__(self):
-        parts.check_at_least(self, learning_rate=0, reference_batch=1, warmup_factor=0)
+        super().__post_init__()
         last = min(self.decay_at, default=1.0) if self.schedule == "steps" else 1.0
         if not 0 <= self.warmup_until <= last:
             first = f"the first of optim.decay_at {self.decay_at}" if last < 1 else "1"
@@ -54,10 +54,6 @@ class Schedule:
                 f"decay_at is {self.decay_at} and optim.decay_levels {self.decay_levels}, expected "
                 "rising fractions of the steps and a level for each"
             )
-        if not 0 <= self.end_factor <= 1:
-            raise ValueError(f"end_factor is {self.end_factor}, expected a share from 0 to 1")
-        if not self.power > 0:
-            raise ValueError(f"power is {self.power}, expected above 0")
 
     def rates(self, batch_size: int, steps: int) -> optax.Schedule:
         """Return the learning rate by step, for a global batch and a run's length."""

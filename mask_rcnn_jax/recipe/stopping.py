@@ -5,13 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from mask_rcnn_jax.ranges import Fraction, NotNegative, Ranged, Whole
+
 Metrics = Mapping[str, float | None]
 M = TypeVar("M", bound=Metrics)
 KINDS = ("box", "mask", "keypoints")  # of APs; the last one that is there is the main one
 
 
 @dataclass(frozen=True)
-class StopRule:
+class StopRule(Ranged):
     """Ends a run at target APs, or once they no longer improve; which AP that is, says `ap`.
 
     Attributes:
@@ -25,16 +27,11 @@ class StopRule:
             improvement.
     """
 
-    stop_at_box_ap: float = 0.0
-    stop_at_mask_ap: float = 0.0
-    stop_at_keypoints_ap: float = 0.0
-    patience: int = 0
-    min_improvement: float = 0.0
-
-    def __post_init__(self):
-        for name in ("patience", "min_improvement"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 0")
+    stop_at_box_ap: Fraction = 0.0
+    stop_at_mask_ap: Fraction = 0.0
+    stop_at_keypoints_ap: Fraction = 0.0
+    patience: Whole = 0
+    min_improvement: NotNegative = 0.0
 
     def needs_evaluation(self) -> dict[str, float]:
         """The entries that stop nothing if nothing is evaluated, and their values."""
