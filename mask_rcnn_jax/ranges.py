@@ -34,10 +34,11 @@ def numbers(text: str, allows: Callable[[Any], bool]) -> Range:
     return Range(text, lambda values: all(map(allows, values)))
 
 
+AT_LEAST_1 = Range("at least 1", lambda value: value >= 1)
 AT_LEAST_0 = Range("at least 0", lambda value: value >= 0)
 FROM_0_TO_1 = Range("from 0 to 1", lambda value: 0 <= value <= 1)
 ABOVE_0 = Range("above 0", lambda value: value > 0)
-Count = Annotated[int, Range("at least 1", lambda value: value >= 1)]
+Count = Annotated[int, AT_LEAST_1]
 Whole = Annotated[int, AT_LEAST_0]
 NotNegative = Annotated[float, AT_LEAST_0]
 Positive = Annotated[float, ABOVE_0]
@@ -46,7 +47,7 @@ PositiveFraction = Annotated[float, Range("above 0 and up to 1", lambda value: 0
 ProperFraction = Annotated[float, Range("from 0 to below 1", lambda value: 0 <= value < 1)]
 Positives = Annotated[tuple[float, ...], numbers("numbers above 0", ABOVE_0.allows)]
 NotNegatives = Annotated[tuple[float, ...], numbers("numbers of at least 0", AT_LEAST_0.allows)]
-Counts = Annotated[tuple[int, ...], numbers("numbers of at least 1", lambda value: value >= 1)]
+Counts = Annotated[tuple[int, ...], numbers("numbers of at least 1", AT_LEAST_1.allows)]
 Probability = Annotated[float, Range("0 to 1", FROM_0_TO_1.allows)]
 
 

@@ -31,6 +31,7 @@ from mask_rcnn_jax.predict.pixels import (
 )
 from mask_rcnn_jax.predict.result import Result
 from mask_rcnn_jax.predict.tiles import TiledImage, as_view, merge_tiles
+from mask_rcnn_jax.ranges import AT_LEAST_1
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.weights.categories import guess_categories
@@ -84,10 +85,11 @@ class Predictor:
     ):
         if (variables is None) == (engine is None):
             raise ValueError("expected either variables or an engine")
+        if variables is not None and "params" not in variables:
+            raise ValueError("variables has no 'params', expected what load_variables returns")
         exported_for = engine.batch if engine else None
         batch_size = exported_for or 1 if batch_size is None else batch_size
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}, expected at least 1")
+        AT_LEAST_1.check(batch_size, "batch_size")
         if exported_for not in (None, batch_size):
             raise ValueError(
                 f"batch_size is {batch_size}, but the model was exported for {exported_for}: see "
@@ -113,6 +115,9 @@ class Predictor:
             self._model = LiveModel(model, recipe.eval, variables)
             self._num_devices = self._model.num_devices
             self.categories = categories or guess_categories(recipe.data, variables)
+            if len(self.categories) != options.num_classes:
+                found = f"categories has {len(self.categories)}"
+                raise ValueError(f"{found}, expected one for each of {options.num_classes} classes")
         self.images_at_once = batch_size * self._num_devices
         self._options, self.bands = recipe.data, recipe.data.bands
         self.upright = recipe.data.apply_exif != "never"

@@ -119,8 +119,8 @@ class Recipe:
 
     def with_score_threshold(self, score: float) -> "Recipe":
         """Set the lowest score of what is found, after soft-NMS, too, which lowers scores."""
-        lowest = max(self.eval.soft_min_score, score)
-        return replace(self, eval=replace(self.eval, score_threshold=score, soft_min_score=lowest))
+        rules = replace(self.eval, score_threshold=score)  # checks it
+        return replace(self, eval=replace(rules, soft_min_score=max(rules.soft_min_score, score)))
 
     def schedule(self) -> optax.Schedule:
         """Return the learning rate by step."""

@@ -366,6 +366,26 @@ CALLS = {
         lambda: mrcnn.allow_code([json]).__enter__(),
         "expected modules, packages or functions",
     ),
+    "a score in percent": (
+        lambda: mrcnn.load_config("finetune").with_score_threshold(50),
+        "score_threshold is 50, expected up to 1",
+    ),
+    "a score in words": (
+        lambda: mrcnn.load_config("finetune").with_score_threshold("0.5"),
+        "score_threshold is '0.5', expected a number, up to 1",
+    ),
+    "a batch in words": (
+        lambda: mrcnn.Predictor(mrcnn.load_config("finetune"), {"params": {}}, "1"),
+        "batch_size is '1', expected a number, at least 1",
+    ),
+    "a tile in words": (
+        lambda: mrcnn.evaluate("nuclei_resnet10", output="out", tile="64"),
+        "tile is '64', expected a number, at least 32 pixels",
+    ),
+    "weights that are no variables": (
+        lambda: mrcnn.Predictor(mrcnn.load_config("finetune"), {}),
+        "variables has no 'params', expected what load_variables returns",
+    ),
     "a shape for a size": (
         lambda: mrcnn.Annotation.from_polygons([[1, 1, 5, 1, 5, 5]], 1, (8, 8, 3)),
         "image_size is (8, 8, 3), expected (height, width)",
