@@ -40,6 +40,7 @@ from mask_rcnn_jax.cli.prepare import (
     define_flags,
     few_to_many,
     images_of,
+    not_taken,
     sides,
     usage,
 )
@@ -87,6 +88,9 @@ def main(positional: Sequence[str]) -> None:
         hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(COMMANDS)}"
         what = f"has no action {action!r}" if action else "needs an action"
         raise ValueError(f"prepare {what}, {hint}")
+    if flag := not_taken(action):
+        takes = f"{NAMED[action]}, " if action in NAMED else ""
+        raise ValueError(f"prepare {action} takes no --{flag}, expected {takes}{usage(action)}")
     if action == "weights" and not names:
         print("\n".join(weights_lines()))
         return

@@ -132,8 +132,18 @@ def define_flags() -> None:
 
 def usage(action: str) -> str:
     """The flags of an action."""
-    found = next(names for heading, names in ACTIONS.items() if heading.split(":")[0] == action)
-    return " ".join(f"--{name}" for name in found)
+    return " ".join(f"--{name}" for name in _flags_of(action))
+
+
+def not_taken(action: str) -> str:
+    """Return a given flag of `prepare` that another action takes; "" if there is none."""
+    taken, FLAGS = _flags_of(action), flags.FLAGS
+    others = (name for names in ACTIONS.values() for name in names if name not in taken)
+    return next((name for name in others if FLAGS[name].present), "")
+
+
+def _flags_of(action: str) -> tuple[str, ...]:
+    return next(names for heading, names in ACTIONS.items() if heading.split(":")[0] == action)
 
 
 def images_of(name: str, value: str, total: int | None = None) -> int:

@@ -233,14 +233,14 @@ def _check_image_size(size: Any, multiple: int) -> None:
 
 def _check_combinations(options: ExampleOptions) -> None:
     rounding, short_sides = options.resize_rounding, options.short_sides
-    on_canvas = f"if data.resize={options.resize!r}"
-    if options.resize != "shortest_edge" and rounding != "floor":
-        raise ValueError(f"resize_rounding is {rounding!r}, expected 'floor' {on_canvas}")
+    if options.resize != "shortest_edge":
+        wrong = [f"resize_rounding is {rounding!r}, expected 'floor'"] * (rounding != "floor")
+        wrong += [f"short_sides is {short_sides}, expected ()"] * bool(short_sides)
+        if wrong:
+            raise ValueError(f"{'; data.'.join(wrong)} if data.resize={options.resize!r}")
     if options.antialias and options.image_dtype != "uint8" and not options.bands.is_scaled:
         dtype = options.image_dtype
         raise ValueError(f"image_dtype is {dtype!r}, expected 'uint8' if data.antialias=True")
-    if short_sides and options.resize != "shortest_edge":
-        raise ValueError(f"short_sides is {short_sides}, expected () {on_canvas}")
     # Larger sides would need different canvases in training and evaluation.
     highest = min(options.image_size)
     if not all(_is_count(side, 1) and side <= highest for side in short_sides):

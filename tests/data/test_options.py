@@ -68,6 +68,10 @@ def test_options_travel_to_worker_processes():
         (EDGE | {"image_size": 64}, "data.image_size is 64, expected"),
         (FIT | {"resize_rounding": "round"}, "data.resize_rounding is 'round'.*data.resize='fit'"),
         (FIT | {"short_sides": (64,)}, r"data.short_sides is \(64,\), expected \(\).*data.resize="),
+        (  # both at once, as a recipe of mmdetection's has both
+            FIT | {"resize_rounding": "round", "short_sides": (64,)},
+            r"data.resize_rounding is 'round', expected 'floor'; data.short_sides is \(64,\), exp",
+        ),
         (EDGE | {"short_sides": (64, 101)}, r"data.short_sides is .*from 1 to 100, the short side"),
         (EDGE | {"short_sides": (0,)}, r"data.short_sides is \(0,\), expected integers"),
         (
