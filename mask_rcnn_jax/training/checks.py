@@ -1,8 +1,11 @@
 """Checks on a run's recipe, before any work."""
 
+import math
+
 import optax
 
 from mask_rcnn_jax.data.dataset import Dataset, dataset_name, is_boxes_only, keypoints
+from mask_rcnn_jax.data.options import DataOptions, canvas_size
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.recipe.stopping import StopRule
 from mask_rcnn_jax.training.batches import view_sizes
@@ -51,6 +54,20 @@ def beyond_the_end(recipe: Recipe) -> str:
     if optim.warmup_until <= 1:
         return f"{found}: the learning rate never falls"
     return f"{found}, and optim.warmup_until is {optim.warmup_until}: the warm-up never ends"
+
+
+def crops_larger(data: DataOptions) -> str:
+    """A line about crops of twice the area that evaluation sees, for a lower `data.image_size`
+    that is meant to save time or memory; "" for others."""
+    if "fixed_size_crop" not in data.augment or data.windows.is_on:
+        return ""
+    (height, width), size = canvas_size(data.in_training()), data.image_size
+    if height * width <= 2 * math.prod(canvas_size(data)):
+        return ""
+    return (
+        f"data.image_size={size} is that of evaluation; training sees crops of {height} x {width}: "
+        f"data.fixed_size_crop.size, and data.scale_jitter.size with it, make them smaller"
+    )
 
 
 def check_keypoints(train_set: Dataset, recipe: Recipe) -> None:

@@ -27,6 +27,7 @@ from mask_rcnn_jax.training.checks import (
     check_evaluated,
     check_keypoints,
     check_recipe,
+    crops_larger,
     unused_keypoints,
 )
 from mask_rcnn_jax.training.distill import Distillation
@@ -122,6 +123,8 @@ def prepare(
     if val_set is None:
         logging.info("data.val_json is empty: nothing is evaluated, the last checkpoints are kept")
     recipe = replace(recipe, data=data, train=set_steps(data, recipe.train, train_set))
+    if line := crops_larger(data):
+        logging.warning("%s", line)
     if optimizer is None and (line := beyond_the_end(recipe)):
         logging.warning("%s", line)
     counts = image_counts(recipe.model.classifier, data, train_set)

@@ -8,6 +8,7 @@ import pytest
 
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.coco import load_coco
+from mask_rcnn_jax.training.checks import crops_larger
 from mask_rcnn_jax.training.limits import crowd_line, limit_lines
 from mask_rcnn_jax.training.work import Work
 from tests.data.small_set import rectangle, write_coco
@@ -91,3 +92,17 @@ def test_a_run_says_so_at_its_start(tmp_path, caplog):
         "an image holds up to 30 objects: 50.0% of the objects cannot be found",
     ):
         assert caplog.text.count(words) == 1, words
+
+
+@pytest.mark.parametrize(
+    "name, changes, words",
+    [
+        ("coco_dino:vit_s", {"data.image_size": (128, 192)}, "sees crops of 1024 x 1024"),
+        ("coco_detectron2:lsj_100ep", {}, ""),  # its evaluation's canvas is about as large
+        ("coco_dino:vit_s", {}, ""),
+        ("finetune", {"data.image_size": (128, 192)}, ""),
+    ],
+)
+def test_a_lower_image_size_that_training_does_not_see_is_noticed(name, changes, words):
+    line = crops_larger(load_config(name, changes).data)
+    assert words in line and bool(line) == bool(words)
