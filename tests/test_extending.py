@@ -134,6 +134,21 @@ def test_augmentation(run_example, images):
         assert other.class_index == one.class_index
 
 
+def test_albumentations_moves_image_and_masks_together():
+    pytest.importorskip("albumentations")
+    names = {"__name__": "album"}
+    exec(compile(EXAMPLES["albumentations"], "docs/extending.md: albumentations", "exec"), names)
+    image = np.full((48, 64, 3), 40, np.uint8)
+    image[10:30, 20:44] = 220
+    before = mrcnn.Example(image, (mrcnn.Annotation.from_mask(image[..., 0] == 220, 1),))
+    for seed in range(8):
+        after, again = (names["album"](before, np.random.default_rng(seed)) for _ in range(2))
+        np.testing.assert_array_equal(after.image, again.image)
+        bright, mask = after.image.mean(axis=2) > 130, after.objects[0].mask(48, 64) > 0
+        assert (bright & mask).sum() > 0.8 * (bright | mask).sum()
+    assert names["album"](mrcnn.Example(image, ()), np.random.default_rng(0)).objects == ()
+
+
 def json_folder(images):
     recipe = (images / "quickstart").read_text()
     return re.search(r'val_images="(.*?)"', recipe)[1]

@@ -311,3 +311,7 @@ class Result:
         """
         check_written(path, "path")
         visualize.write_image(Path(path), self.plot(**options))
+
+    def _repr_png_(self) -> bytes:
+        """The drawing, which a notebook shows where a result is the last line of a cell."""
+        return cv2.imencode(".png", cv2.cvtColor(self.plot(), cv2.COLOR_RGB2BGR))[1].tobytes()

@@ -130,6 +130,8 @@ def test_the_drawing_is_saved(tmp_path):
     np.testing.assert_array_equal(drawn, result.plot())
     assert drawn.shape == (6 * HEIGHT, 6 * WIDTH, 3)  # small images are enlarged
     np.testing.assert_array_equal(result.image, before)
+    (tmp_path / "notebook.png").write_bytes(result._repr_png_())
+    np.testing.assert_array_equal(decode_image(tmp_path / "notebook.png"), drawn)
     with pytest.raises(ValueError, match="a.unknown: .* expected .jpg or .png"):
         result.save(tmp_path / "a.unknown")
 
