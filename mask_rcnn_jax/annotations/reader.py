@@ -16,7 +16,7 @@ import msgspec
 
 from mask_rcnn_jax import stores
 from mask_rcnn_jax.annotations import checks
-from mask_rcnn_jax.annotations.checks import TRAIN, Checked
+from mask_rcnn_jax.annotations.faults import TRAIN, Checked, check_annotation
 from mask_rcnn_jax.annotations.ids import with_whole_ids
 from mask_rcnn_jax.annotations.keypoints import Layout
 from mask_rcnn_jax.annotations.lvis import with_file_names
@@ -56,9 +56,7 @@ class GroundTruth:
     def checked(self) -> list[Checked]:
         """The result of checking each annotation."""
         return [
-            checks.check_annotation(
-                entry, self.sizes[entry["image_id"]], self.boxes_only, self.layout
-            )
+            check_annotation(entry, self.sizes[entry["image_id"]], self.boxes_only, self.layout)
             for entry in self.content["annotations"]
         ]
 

@@ -2,7 +2,7 @@
 
 As Python objects, a json of COCO's size takes three gigabytes. Here its entries are cut out of the
 bytes of the file and converted chunk by chunk. NumPy checks those that are plainly sound, with
-bounds no wider than those of `checks.check_annotation`, which judges all others.
+bounds no wider than those of `faults.check_annotation`, which judges all others.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from mask_rcnn_jax.annotations import checks
+from mask_rcnn_jax.annotations import checks, faults
 from mask_rcnn_jax.annotations.ids import is_id
 from mask_rcnn_jax.annotations.keypoints import Layout
 from mask_rcnn_jax.annotations.lvis import with_file_names
@@ -273,7 +273,7 @@ def _looks_plain(entry: _Entry) -> bool:
         and type(entry.iscrowd) in (int, bool)
         and entry.iscrowd in (0, 1)
         and checks.is_number(entry.area)
-        and 0 <= entry.area <= checks.MAX_AREA
+        and 0 <= entry.area <= faults.MAX_AREA
     )
 
 
@@ -298,7 +298,7 @@ def _are_sound(
     if not len(boxes):
         return np.zeros(0, bool)
     longer, (x, y, width, height) = sizes.max(axis=1), boxes.T
-    sound = (np.abs(boxes) <= checks.MAX_BOX_SIDES * longer[:, None]).all(axis=1)
+    sound = (np.abs(boxes) <= faults.MAX_BOX_SIDES * longer[:, None]).all(axis=1)
     sound &= (width > 0) & (height > 0)
     sound &= (x < sizes[:, 1]) & (y < sizes[:, 0]) & (x + width > 0) & (y + height > 0)
     sides = (clipped[:, 2:] - clipped[:, :2]).min(axis=1).astype(np.float64)
@@ -310,4 +310,4 @@ def _are_sound(
     # The quick bound of `outline_length`.
     outlines = np.add.reduceat(lengths * (high - low), first_parts) / 2
     sound &= outlines <= MAX_OUTLINE * _BELOW
-    return sound & (outlines <= checks.MAX_RELATIVE_OUTLINE * _BELOW * sides)
+    return sound & (outlines <= faults.MAX_RELATIVE_OUTLINE * _BELOW * sides)

@@ -14,7 +14,7 @@ import numpy as np
 from absl import logging
 
 from mask_rcnn_jax.annotations import checks
-from mask_rcnn_jax.annotations.checks import TRAIN
+from mask_rcnn_jax.annotations.faults import TRAIN, check_annotation
 from mask_rcnn_jax.annotations.keypoints import (
     NO_KEYPOINTS,
     Keypoints,
@@ -236,7 +236,7 @@ def _load_sound(request: _Request) -> _Loaded:
         sound = []
         for position, entry in others:
             given = entry, sizes[entry["image_id"]], request.boxes_only, layout
-            checked = checks.check_annotation(*given)
+            checked = check_annotation(*given)
             if not checked.fault:
                 dropped += dropped_lines(entry, position, checked)
                 sound.append((position, checked.entry))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from mask_rcnn_jax.annotations.checks import crop_fault
+from mask_rcnn_jax.annotations.faults import crop_fault
 from mask_rcnn_jax.annotations.keypoints import moved
 from mask_rcnn_jax.annotations.segmentation import Segmentation, run_lengths
 from mask_rcnn_jax.data.affine import diagonal

@@ -12,7 +12,8 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from mask_rcnn_jax.annotations.checks import MAX_STATED_PIXELS, crop_fault
+from mask_rcnn_jax.annotations.checks import MAX_STATED_PIXELS
+from mask_rcnn_jax.annotations.faults import crop_fault
 from mask_rcnn_jax.annotations.ids import is_id
 from mask_rcnn_jax.annotations.keypoints import NO_KEYPOINTS, Keypoints
 from mask_rcnn_jax.annotations.segmentation import (

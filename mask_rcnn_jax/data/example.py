@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from mask_rcnn_jax.annotations.checks import crop_fault
+from mask_rcnn_jax.annotations.faults import crop_fault
 from mask_rcnn_jax.annotations.keypoints import inside, moved
 from mask_rcnn_jax.annotations.segmentation import Segmentation, segmentation_to_mask, to_rle
 from mask_rcnn_jax.data.affine import Affine, compose, is_axis_aligned, reveals, transform

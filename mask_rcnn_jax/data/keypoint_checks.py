@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from mask_rcnn_jax.annotations.checks import BOX, annotation_name
+from mask_rcnn_jax.annotations.checks import annotation_name
+from mask_rcnn_jax.annotations.faults import BOX
 from mask_rcnn_jax.annotations.keypoints import Layout, inside, is_line, keypoints_fault
 from mask_rcnn_jax.annotations.reader import GroundTruth
 from mask_rcnn_jax.annotations.segmentation import show

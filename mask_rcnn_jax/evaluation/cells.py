@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from mask_rcnn_jax.annotations.checks import BOX
+from mask_rcnn_jax.annotations.faults import BOX
 from mask_rcnn_jax.evaluation.engines import mean
 
 THRESHOLDS = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)

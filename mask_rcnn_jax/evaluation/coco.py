@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pycocotools.cocoeval import COCOeval
 
-from mask_rcnn_jax.annotations.checks import BOX, MASK, show
+from mask_rcnn_jax.annotations.checks import show
+from mask_rcnn_jax.annotations.faults import BOX, MASK
 from mask_rcnn_jax.annotations.reader import GroundTruth, read_ground_truth, read_json
 from mask_rcnn_jax.evaluation import cells, engines, entries, keypoints, lvis
 from mask_rcnn_jax.evaluation.boundary import BOUNDARY

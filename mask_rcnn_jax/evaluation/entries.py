@@ -4,7 +4,8 @@ from typing import Any
 
 from pycocotools import mask as coco_mask
 
-from mask_rcnn_jax.annotations.checks import BOX, KEYPOINTS, MASK, box_fault, is_number, show
+from mask_rcnn_jax.annotations.checks import is_number, show
+from mask_rcnn_jax.annotations.faults import BOX, KEYPOINTS, MASK, box_fault
 from mask_rcnn_jax.annotations.ids import is_zero
 from mask_rcnn_jax.annotations.reader import GroundTruth
 from mask_rcnn_jax.annotations.segmentation import code_box, rle_fault, segmentation_fault, to_rle

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from pycocotools.cocoeval import COCOeval
 
-from mask_rcnn_jax.annotations.checks import KEYPOINTS, MAX_STATED_PIXELS, is_number, show
+from mask_rcnn_jax.annotations.checks import MAX_STATED_PIXELS, is_number, show
+from mask_rcnn_jax.annotations.faults import KEYPOINTS
 from mask_rcnn_jax.annotations.keypoints import PERSON, listed_names
 from mask_rcnn_jax.annotations.reader import GroundTruth
 from mask_rcnn_jax.evaluation.engines import index_annotations, mean

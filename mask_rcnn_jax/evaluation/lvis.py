@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from mask_rcnn_jax.annotations.checks import BOX
+from mask_rcnn_jax.annotations.faults import BOX
 from mask_rcnn_jax.annotations.lvis import ABSENT, FREQUENCIES, NOT_EXHAUSTIVE, scoring_problems
 from mask_rcnn_jax.annotations.reader import GroundTruth, raise_first
 from mask_rcnn_jax.evaluation import engines

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from mask_rcnn_jax.annotations.checks import box_fault, is_number, is_size
+from mask_rcnn_jax.annotations.checks import is_number, is_size
+from mask_rcnn_jax.annotations.faults import box_fault
 from mask_rcnn_jax.annotations.reader import GroundTruth
 from mask_rcnn_jax.annotations.segmentation import (
     segmentation_area,

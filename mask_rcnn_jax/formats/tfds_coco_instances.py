@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mask_rcnn_jax.annotations.checks import TRAIN
+from mask_rcnn_jax.annotations.faults import TRAIN
 from mask_rcnn_jax.annotations.reader import read_ground_truth
 from mask_rcnn_jax.data import records
 from mask_rcnn_jax.data.coco import CocoDataset, load_coco
