@@ -17,8 +17,9 @@ from absl import flags
 from mask_rcnn_jax import cli
 from mask_rcnn_jax.predict.loading import load
 from mask_rcnn_jax.predict.predictor import Predictor
+from mask_rcnn_jax.serving.answers import SCORE_THRESHOLD
 from mask_rcnn_jax.serving.server import Server
-from mask_rcnn_jax.serving.service import SCORE_THRESHOLD, Service
+from mask_rcnn_jax.serving.service import Service
 from mask_rcnn_jax.weights.published import SHIPPED_FOLDER
 
 MODEL = "nuclei_resnet10"

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 from absl import logging
 
+from mask_rcnn_jax.serving.answers import Answer, Refused, refusal
 from mask_rcnn_jax.serving.clients import Clients
-from mask_rcnn_jax.serving.service import RETRY, Answer, Refused, Service, refusal
+from mask_rcnn_jax.serving.service import RETRY, Service
 
 MAX_LINE = 1 << 16  # bytes of a request's first line; http.client limits the others alike
 HEAD_SECONDS = 15.0  # for a request to come and its head to end

@@ -15,9 +15,10 @@ from typing import Any
 
 from absl import logging
 
+from mask_rcnn_jax.serving.answers import Refused, refusal
 from mask_rcnn_jax.serving.clients import Clients
 from mask_rcnn_jax.serving.handler import Handler
-from mask_rcnn_jax.serving.service import RETRY, Refused, Service, refusal
+from mask_rcnn_jax.serving.service import RETRY, Service
 
 MAX_CONNECTIONS = 256
 STOP_SECONDS = 25.0  # for requests in flight; Kubernetes waits 30 before it kills

@@ -1,21 +1,18 @@
 """Answer requests about one model: detections as json, the page, and the facts it needs."""
 
 import io
-import json
 import math
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-from urllib.parse import parse_qsl
+from typing import Any, Protocol
 
 import numpy as np
 
-from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.annotations.keypoints import skeleton_of
 from mask_rcnn_jax.evaluation.visualize import PALETTE_SIZE, instance_color
 from mask_rcnn_jax.images.decode import UndecodableImage, header_size, upright_size
@@ -24,20 +21,22 @@ from mask_rcnn_jax.images.opening import has_raster_head
 from mask_rcnn_jax.images.raster import ImageTooLarge
 from mask_rcnn_jax.memory import peak_rss_mb
 from mask_rcnn_jax.predict.batches import PreparedImage
-from mask_rcnn_jax.predict.outlines import outer_parts
 from mask_rcnn_jax.predict.predictor import Predictor, Prepared
 from mask_rcnn_jax.predict.programs import usable_cpus
-from mask_rcnn_jax.predict.result import Result
-from mask_rcnn_jax.report.error_images import data_uri
+from mask_rcnn_jax.serving.answers import (
+    Answer,
+    Refused,
+    json_answer,
+    read_options,
+    to_data_uri,
+    to_entries,
+)
 from mask_rcnn_jax.serving.batching import Batcher
 from mask_rcnn_jax.serving.workers import COUNTS
 
-MASKS = ("rle", "polygons", "outlines", "none")
-SCORE_THRESHOLD = 0.5  # of a request that names none
 DECODE_SECONDS = 30.0  # that a request waits for a decoder
 DETECT_SECONDS = 60.0  # that a request waits for its detections
 BYTES = 3  # for each pixel that an image may have
-VIEW_SIDE = 2048  # longer side of an image as it is seen
 RETRY = {"Retry-After": "1"}  # seconds
 _FOLDER = Path(__file__).parent
 _PAGE = {
@@ -45,26 +44,8 @@ _PAGE = {
     "/serve_page.css": ("serve_page.css", "text/css; charset=utf-8"),
     "/serve_page.js": ("serve_page.js", "text/javascript; charset=utf-8"),
 }
-_JSON = "application/json"
 _METHODS = {"/detect": "POST", "/model": "GET", "/health": "GET", **dict.fromkeys(_PAGE, "GET")}
 _TYPE = re.compile(r"image/[\w.+-]+|application/octet-stream", re.ASCII)
-
-
-class Refused(Exception):
-    """A request that gets an error status and one line that says why."""
-
-    def __init__(self, status: HTTPStatus, message: str, headers: Mapping[str, str] = {}):
-        super().__init__(message)
-        self.status, self.headers = status, headers
-
-
-class Answer(NamedTuple):
-    """Of HTTP."""
-
-    status: HTTPStatus
-    content: bytes
-    content_type: str = _JSON
-    headers: Mapping[str, str] = {}
 
 
 class Request(Protocol):
@@ -177,19 +158,19 @@ class Service:
         if path in self._page:
             return Answer(HTTPStatus.OK, *self._page[path])
         if path == "/model":
-            return _json(self._model)
+            return json_answer(self._model)
         if path == "/health":
             counts = {name: int(self._counts[name].sum()) for name in ("waiting", "answered")}
             workers = int(self._counts["ready"].sum())
-            return _json({"status": "ready", **counts, "workers": workers})
-        return _json(self.detect(request, query))
+            return json_answer({"status": "ready", **counts, "workers": workers})
+        return json_answer(self.detect(request, query))
 
     def detect(self, request: Request, query: str) -> dict[str, Any]:
         """Return the objects of an image, as docs/serving.md describes them.
 
         Raises Refused for a mistake in the request, ConnectionError if its client has gone.
         """
-        threshold, masks, with_view = _options(query)
+        threshold, masks, with_view = read_options(query)
         with self._lock:
             self._check_places()  # the body need not come in vain, but takes no place meanwhile
         content = request.read_body()
@@ -206,7 +187,7 @@ class Service:
             result = result[result.scores >= threshold]
             height, width = result.image.shape[:2]
             about = {"width": width, "height": height} | ({"view": view} if view else {})
-            return {"image": about, "detections": _entries(result, masks)}
+            return {"image": about, "detections": to_entries(result, masks)}
 
     @contextmanager
     def _place(self) -> Iterator[None]:
@@ -243,7 +224,7 @@ class Service:
                 raise ConnectionError("the client has gone")
             image = self._decoded(content, with_view)
             assert isinstance(image, PreparedImage)  # no tiles
-            view = _view(image.image) if with_view else ""
+            view = to_data_uri(image.image) if with_view else ""
         finally:
             self._decoders.release()
         shape = image.image.shape
@@ -280,25 +261,6 @@ class Service:
             raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from error
 
 
-def refusal(refused: Refused) -> Answer:
-    """Answer with the error."""
-    content = json.dumps({"error": str(refused)}).encode() + b"\n"
-    return Answer(refused.status, content, headers=refused.headers)
-
-
-def _json(content: Any) -> Answer:
-    return Answer(HTTPStatus.OK, json.dumps(content).encode() + b"\n")
-
-
-def _view(image: np.ndarray) -> str:
-    """uint8 [H, W, 3] as a data URI, not larger than a page needs."""
-    scale = VIEW_SIDE / max(image.shape)
-    if scale < 1:
-        height, width = (max(1, round(side * scale)) for side in image.shape[:2])
-        image = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
-    return data_uri(image)
-
-
 def _hex(color: tuple[int, int, int]) -> str:
     return "#" + bytes(color).hex()
 
@@ -322,44 +284,3 @@ def _warm_up(predictor: Predictor) -> bool:
     for image in images if predictor.images_at_once > 1 else ():
         predictor([image] * predictor.images_at_once)
     return [predictor([image])[0].has_masks for image in images][0]
-
-
-def _options(query: str) -> tuple[float, str, bool]:
-    """Read the score threshold, the masks' kind and whether the image is to be seen."""
-    given = dict(parse_qsl(query, keep_blank_values=True))
-    text = given.pop("score_threshold", str(SCORE_THRESHOLD))
-    masks, view = given.pop("masks", MASKS[0]), given.pop("view", "0")
-    if given:
-        message = f"unknown parameter {min(given)!r}, expected score_threshold, masks or view"
-        raise Refused(HTTPStatus.BAD_REQUEST, message)
-    try:
-        threshold = float(text)
-    except ValueError:
-        threshold = math.nan
-    if not 0 <= threshold <= 1:
-        message = f"score_threshold is {text!r}, expected a number from 0 to 1"
-        raise Refused(HTTPStatus.BAD_REQUEST, message)
-    if masks not in MASKS:
-        raise Refused(HTTPStatus.BAD_REQUEST, f"masks is {masks!r}, expected {', '.join(MASKS)}")
-    if view not in ("0", "1"):
-        raise Refused(HTTPStatus.BAD_REQUEST, f"view is {view!r}, expected 0 or 1")
-    return threshold, masks, view == "1"
-
-
-def _entries(result: Result, masks: str) -> list[dict[str, Any]]:
-    """Return COCO results without image_id, with class names and such masks."""
-    plain = result if masks == "rle" else replace(result, mask_grids=None)
-    entries = plain.to_coco()
-    for entry, name in zip(entries, result.names, strict=True):
-        del entry["image_id"]
-        entry["category"] = name
-    if masks in ("polygons", "outlines") and result.has_masks:
-        for entry, parts in zip(entries, result.polygons(), strict=True):
-            kept = outer_parts(parts) if masks == "polygons" else parts
-            entry["segmentation"] = [_rounded(part) for part in kept]
-    return entries
-
-
-def _rounded(part: np.ndarray) -> list[float]:
-    """x1, y1, x2, y2, .. to hundredths of a pixel."""
-    return [round(value, 2) for value in part.ravel().tolist()]

@@ -22,7 +22,7 @@ from mask_rcnn_jax.predict.inputs import Input
 from mask_rcnn_jax.predict.saving import ResultFiles
 from mask_rcnn_jax.predict.tiles import as_view, merge_tiles
 from mask_rcnn_jax.recipe.manifest import read_manifest
-from mask_rcnn_jax.serving.service import _entries
+from mask_rcnn_jax.serving.answers import to_entries
 from mask_rcnn_jax.structures import Detections
 from mask_rcnn_jax.weights.saved_model import saved_categories
 from tests.keypoint_set import NAMES, figure_json
@@ -52,7 +52,7 @@ def test_rows_are_selected_and_entries_have_pixels_of_coco():
     assert entry["keypoints"] == [19.5, 29.5, 1, 39.5, 31.5, 1, 30, 21.5, 1]
     assert entry["keypoint_scores"] == [0.9, 0.5, 0.1]
     assert json.loads(json.dumps(entry)) == entry
-    assert _entries(result, "none")[0]["keypoints"] == entry["keypoints"]
+    assert to_entries(result, "none")[0]["keypoints"] == entry["keypoints"]
     assert "keypoints" not in make_result().to_coco()[0]
 
 
