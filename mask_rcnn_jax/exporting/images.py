@@ -12,7 +12,7 @@ from mask_rcnn_jax.data.resize import ResizePlan, resize_image, resize_plan
 from mask_rcnn_jax.exporting.options import ArtifactOptions
 from mask_rcnn_jax.formats.shapes import generate_image
 from mask_rcnn_jax.images.bands import Bands
-from mask_rcnn_jax.images.decode import endings
+from mask_rcnn_jax.images.suffixes import endings
 from mask_rcnn_jax.predict.pixels import image_suffixes, is_other_band, read_pixels
 from mask_rcnn_jax.tars.members import find_members
 from mask_rcnn_jax.tars.patterns import are_tars

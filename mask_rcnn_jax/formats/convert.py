@@ -25,7 +25,7 @@ from mask_rcnn_jax.formats.via import read_via
 from mask_rcnn_jax.formats.voc import read_voc
 from mask_rcnn_jax.formats.webdataset import read_webdataset
 from mask_rcnn_jax.formats.yolo import read_yolo
-from mask_rcnn_jax.images.decode import endings, is_image_name
+from mask_rcnn_jax.images.suffixes import endings, is_image_name
 from mask_rcnn_jax.tars.patterns import are_tars
 
 # Endings of files that are no surprise among images.

@@ -11,8 +11,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from mask_rcnn_jax.annotations.absent import folded
 from mask_rcnn_jax.annotations.reader import listed
 from mask_rcnn_jax.annotations.segmentation import show
-from mask_rcnn_jax.images.decode import is_image_name
 from mask_rcnn_jax.images.file_names import UPLOAD
+from mask_rcnn_jax.images.suffixes import is_image_name
 
 
 class ImageFiles:

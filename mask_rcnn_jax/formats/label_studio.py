@@ -21,7 +21,7 @@ from mask_rcnn_jax.formats.reading import (
     number,
     rotated,
 )
-from mask_rcnn_jax.images.decode import IMAGE_SUFFIXES
+from mask_rcnn_jax.images.suffixes import IMAGE_SUFFIXES
 
 KINDS = ("polygon", "brush", "rectangle", "ellipse")
 # Results that are no region: "labels" is another region's class, others say more about one or all.

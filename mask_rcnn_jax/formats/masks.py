@@ -8,7 +8,7 @@ from mask_rcnn_jax.formats.coco_build import AnnotatedImage, read_image_size
 from mask_rcnn_jax.formats.image_files import ImageFiles
 from mask_rcnn_jax.formats.label_image import instances, read_label_image
 from mask_rcnn_jax.formats.reading import Converted, ImageObjects, Options
-from mask_rcnn_jax.images.decode import is_image_name
+from mask_rcnn_jax.images.suffixes import is_image_name
 
 # What tools put behind the name of the image.
 _ENDING = re.compile(r"[_-](masks?|labels?|instances?|instance_?ids|seg|annotation|gt)$", re.I)

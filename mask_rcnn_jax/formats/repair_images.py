@@ -11,8 +11,9 @@ from mask_rcnn_jax.annotations.ids import whole_number
 from mask_rcnn_jax.annotations.lvis import file_name_in
 from mask_rcnn_jax.annotations.reader import read_regular
 from mask_rcnn_jax.formats.repair_ids import Content, entries_of
-from mask_rcnn_jax.images.decode import MAX_BYTES, header_size, is_image_name, orientation
+from mask_rcnn_jax.images.decode import MAX_BYTES, header_size, orientation
 from mask_rcnn_jax.images.file_names import files_below, find_absent
+from mask_rcnn_jax.images.suffixes import is_image_name
 
 
 def with_names(content: Content, image_dir: str, done: Counter[str]) -> Content:

@@ -29,7 +29,7 @@ from mask_rcnn_jax.formats.reading import (
     number,
     pairs,
 )
-from mask_rcnn_jax.images.decode import is_image_name
+from mask_rcnn_jax.images.suffixes import is_image_name
 from mask_rcnn_jax.tars.members import above_all, find_members
 from mask_rcnn_jax.tars.patterns import are_tars
 

@@ -4,8 +4,7 @@ import io
 import os
 import re
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -15,27 +14,16 @@ from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.annotations.checks import MAX_PIXELS
 from mask_rcnn_jax.annotations.reader import NotRegular, read_regular
 from mask_rcnn_jax.images.headers import (
-    HEIF_SUFFIXES,
-    READ_HEIC,
     MissingPackage,
     decode_heic_bits,
     decode_rgb,
     is_avif,
     is_heic,
     open_header,
-    reads_heic,
 )
 from mask_rcnn_jax.terminal.safe_text import cut
 
-# Of images that are not decoded, so that they are not taken for videos.
-OTHER_SUFFIXES = (*HEIF_SUFFIXES, ".jxl", ".psd", ".exr", ".hdr", ".svg", ".pdf", ".npy")
-MOST_ENDINGS = 10  # that are listed
 MAX_BYTES = 2 << 30  # of an image file
-# Endings of images that are decoded. In `infer`, a GIF is a video.
-IMAGE_SUFFIXES = (
-    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".dib", ".tif", ".tiff", ".webp", ".avif"),
-    *(".jp2", ".pbm", ".pgm", ".ppm", ".pnm", ".gif", *(HEIF_SUFFIXES if reads_heic() else ())),
-)
 # In a JPEG; those of cameras and encoders have up to a dozen. A scan of 20 bytes takes as long to
 # decode as one of the whole image.
 MAX_SCANS = 100
@@ -69,21 +57,6 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 class UndecodableImage(ValueError):
     """Raised by `Dataset.decode` for an image that is damaged; training skips such an image."""
-
-
-def is_image_name(name: str) -> bool:
-    """Check a file's name for the ending of an image; `._a.jpg` is macOS's note on `a.jpg`."""
-    return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
-
-
-def endings(names: Iterable[str]) -> str:
-    """Count files by ending, such as "2 .psd, 1 without ending"; hidden files do not count."""
-    shown = [name for name in names if not name.startswith(".")]
-    counts = Counter(os.path.splitext(name)[1].lower() or "without ending" for name in shown)
-    most = sorted(counts.items(), key=lambda found: (-found[1], found[0]))[:MOST_ENDINGS]
-    listed = [f"{count} {ending}" for ending, count in most]
-    text = ", ".join(listed + ["others"] * (len(counts) > MOST_ENDINGS))
-    return f"{text}; {READ_HEIC}" if counts.keys() & set(HEIF_SUFFIXES) else text
 
 
 def decode_image(

@@ -17,7 +17,8 @@ from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax import stores
 from mask_rcnn_jax.annotations.reader import listed
 from mask_rcnn_jax.images.bands import Bands
-from mask_rcnn_jax.images.decode import MAX_BYTES, OTHER_SUFFIXES, UndecodableImage, endings
+from mask_rcnn_jax.images.decode import MAX_BYTES, UndecodableImage
+from mask_rcnn_jax.images.suffixes import OTHER_SUFFIXES, endings
 from mask_rcnn_jax.network import Limits, is_web, open_url, read_url
 from mask_rcnn_jax.predict.pixels import RGB_FILES, image_suffixes, is_other_band, read_pixels
 from mask_rcnn_jax.predict.tar_inputs import images_in_tars, is_in_tars

@@ -9,10 +9,10 @@ from PIL import Image, ImageOps
 
 from mask_rcnn_jax.annotations.reader import open_regular
 from mask_rcnn_jax.images.bands import Bands, Limits
-from mask_rcnn_jax.images.decode import IMAGE_SUFFIXES as DECODED
 from mask_rcnn_jax.images.decode import decode_bytes, decode_image, upright_size
 from mask_rcnn_jax.images.headers import open_header
 from mask_rcnn_jax.images.opening import open_raster
+from mask_rcnn_jax.images.suffixes import IMAGE_SUFFIXES as DECODED
 
 # A file, uint8 [H, W, 3] RGB, or an image of Pillow. With `data.bands.names` an array has the
 # numbers of these bands, [H, W, bands], or [H, W] of one.

@@ -8,8 +8,8 @@ from pathlib import PurePosixPath
 from absl import logging
 
 from mask_rcnn_jax.images.bands import Bands
-from mask_rcnn_jax.images.decode import endings
 from mask_rcnn_jax.images.file_names import is_file
+from mask_rcnn_jax.images.suffixes import endings
 from mask_rcnn_jax.predict.pixels import image_suffixes, is_other_band
 from mask_rcnn_jax.tars.members import above_all, find_members
 from mask_rcnn_jax.tars.patterns import are_tars

@@ -11,15 +11,14 @@ from mask_rcnn_jax.data.unused import Unused, read_header
 from mask_rcnn_jax.formats.coco_build import read_image_size
 from mask_rcnn_jax.images import decode, headers
 from mask_rcnn_jax.images.decode import (
-    IMAGE_SUFFIXES,
     UndecodableImage,
     decode_all,
     decode_bytes,
-    endings,
     header_size,
     upright_size,
 )
 from mask_rcnn_jax.images.headers import MissingPackage
+from mask_rcnn_jax.images.suffixes import IMAGE_SUFFIXES, endings
 from mask_rcnn_jax.predict.inputs import find_inputs
 
 COLOR = np.full((40, 60, 3), 128, np.uint8)
