@@ -164,18 +164,9 @@ class Packer:
         """Add objects of the classes [n]."""
         counts = objects.num_parts
         firsts = self._num_parts + np.cumsum(counts) - counts
-        self._add_columns(
-            objects.positions,
-            objects.images,
-            classes,
-            objects.boxes,
-            objects.areas,
-            objects.crowds,
-            np.zeros(len(counts), bool),
-            firsts,
-            counts,
-            *self._add_points(objects.keypoints),
-        )
+        given = objects.positions, objects.images, classes, objects.boxes, objects.areas
+        spans = objects.crowds, np.zeros(len(counts), bool), firsts, counts
+        self._add_columns(*given, *spans, *self._add_points(objects.keypoints))
         self._add_parts(objects.lengths, objects.coordinates)
 
     def add(self, entries: Iterable[tuple[int, int, Annotation]]) -> None:

@@ -133,9 +133,8 @@ def build_artifact(
         check(artifact, "int8")
     if options.deepstream:
         content = artifact.files["model_int8.onnx" if options.int8 else "model.onnx"]
-        artifact.files |= deepstream.files(
-            content, categories, artifact.interface, options.batch or 1
-        )
+        batch = options.batch or 1
+        artifact.files |= deepstream.files(content, categories, artifact.interface, batch)
     if options.deepstream or options.int8_for == "tensorrt":
         _add_tensorrt(artifact, options, cache, source.trained)
     return artifact
@@ -224,10 +223,8 @@ def _make_onnx(source: SourceModel) -> Artifact:
     inputs = _inputs(dtype, shape, None if source.resized else [rows, 2])
     valid_dtype = "int32" if planar else "bool"
     precision = "float16" if options.float16 else "float32"
-    interface = ModelInterface(
-        inputs, canvas, precision, options.picture_size, source.resized, valid_dtype
-    )
-    artifact = Artifact(interface, source.canvas)
+    facts = inputs, canvas, precision, options.picture_size, source.resized, valid_dtype
+    artifact = Artifact(ModelInterface(*facts), source.canvas)
     artifact.files["model.onnx"] = content
     artifact.files["labels.txt"] = manifest.labels(source.categories).encode()
     artifact.files["config.pbtxt"] = triton.model_config(built).encode()

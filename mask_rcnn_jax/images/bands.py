@@ -19,10 +19,7 @@ RGB = ("red", "green", "blue")
 SAMPLED_PIXELS, SAMPLES, SAMPLE_SIDE = 1 << 24, 8, 512
 # Entries that say which numbers a model sees; the others say how files hold them, or show them.
 MODEL_ENTRIES = ("names", "scale", "bits", "limits", "percentiles")
-Percentiles = Annotated[
-    tuple[float, float],
-    Range("0 <= low < high <= 100", lambda pair: 0 <= pair[0] < pair[1] <= 100),
-]
+_PERCENT = Range("0 <= low < high <= 100", lambda pair: 0 <= pair[0] < pair[1] <= 100)
 _FULL = 255.0  # of the scale that `model.input` and colors have
 # What stands for no data in float32, as GDAL has it; NaN would be an error of the file.
 ABSENT = np.finfo(np.float32).min
@@ -71,7 +68,7 @@ class Bands(Ranged):
     scale: Literal["none", "bits", "fixed", "image"] = "none"
     bits: Annotated[int, Range("0 to 32", lambda bits: 0 <= bits <= 32)] = 0
     limits: tuple[tuple[float, float], ...] = ()
-    percentiles: Percentiles = (0.1, 99.9)
+    percentiles: Annotated[tuple[float, float], _PERCENT] = (0.1, 99.9)
     nan: Literal["error", "zero"] = "error"
     view: tuple[str, ...] = ()
 

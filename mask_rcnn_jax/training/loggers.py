@@ -92,7 +92,10 @@ class Loggers:
         try:
             self.release()
         finally:
-            self._close()
+            self._closing.close()
+            for name, count in self._failures.items():
+                logging.warning("logger %s failed %d times", name, count)
+            self._failures.clear()
 
     def _log(self, step: int, values: dict[str, float], images: Images) -> None:
         self._asked = False
@@ -100,12 +103,6 @@ class Loggers:
             log(step, values, images)
         for logger in self._users:
             self._guard(logger, logger, step, dict(values), dict(images))
-
-    def _close(self) -> None:
-        self._closing.close()
-        for name, count in self._failures.items():
-            logging.warning("logger %s failed %d times", name, count)
-        self._failures.clear()
 
     def _guard(self, logger: Logger, call: Callable, *arguments) -> None:
         try:
@@ -178,7 +175,6 @@ def jsonl_logger(workdir: Path, resume_step: int) -> Iterator[Logger]:
     workdir.mkdir(parents=True, exist_ok=True)
     path = workdir / FILE_NAME
     truncate_metrics(path, resume_step)
-
     file: TextIO = open(path, "a+", encoding="utf-8")
 
     def log(step: int, metrics: Metrics, images: Images) -> None:
