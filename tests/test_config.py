@@ -218,7 +218,7 @@ def test_a_configs_package_of_ones_own_is_not_in_the_way(folder, fails, monkeypa
     del sys.modules["configs"]
     assert "no annotation file 'mine.json'" in fails("--config=configs/finetune.py")
     line = fails("--config", "finetune", "--config.data.train_json=other.json")
-    assert "no annotation file 'other.json'" in line
+    assert "no annotation file 'other.json'" in line and "(data.train_json)" in line
 
 
 def test_entries_of_a_run_can_be_set_on_the_command_line(folder, fails):

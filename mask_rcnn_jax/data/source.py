@@ -51,7 +51,10 @@ def load_split(data: DataOptions, split: str, *, boxes_only: bool = False) -> Co
     checks["boxes_only"] = boxes_only
     annotations = annotation_file(data, split)
     if data.source == "json":
-        return load_coco(annotations, getattr(data, f"{split}_images"), **checks)
+        try:
+            return load_coco(annotations, getattr(data, f"{split}_images"), **checks)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{error} (data.{split}_json)") from error
     if data.source == "tfrecord":
         return _load_tfrecords(annotations, getattr(data, f"{split}_images"), checks)
     directory = records_dir(data.tfds_dir)

@@ -10,6 +10,7 @@ from mask_rcnn_jax import parts
 from mask_rcnn_jax.data.options import DataOptions
 from mask_rcnn_jax.models.build import BUILDERS, ModelOptions
 from mask_rcnn_jax.ops.losses import LossOptions
+from mask_rcnn_jax.ranges import FROM_0_TO_1
 from mask_rcnn_jax.recipe.distillation import DistillOptions
 from mask_rcnn_jax.recipe.optimizer import OptimOptions
 from mask_rcnn_jax.recipe.options import EvalOptions, TrainOptions
@@ -118,9 +119,13 @@ class Recipe:
         return replace(self, model=replace(self.model, num_classes=num_classes))
 
     def with_score_threshold(self, score: float) -> "Recipe":
-        """Set the lowest score of what is found, after soft-NMS, too, which lowers scores."""
-        rules = replace(self.eval, score_threshold=score)  # checks it
-        return replace(self, eval=replace(rules, soft_min_score=max(rules.soft_min_score, score)))
+        """Set the lowest score of what is found, after soft-NMS, too, which lowers scores.
+
+        Raises ValueError if it is not from 0 to 1.
+        """
+        FROM_0_TO_1.check(score, "score_threshold")
+        lowest = max(self.eval.soft_min_score, score)
+        return replace(self, eval=replace(self.eval, score_threshold=score, soft_min_score=lowest))
 
     def schedule(self) -> optax.Schedule:
         """Return the learning rate by step."""

@@ -169,7 +169,8 @@ def _source(
         brings_recipe = is_whole or published.brought_recipe(weights)
         if recipe is None and not brings_recipe or not (has_output or pretrained.is_run(weights)):
             needed = "--output" if brings_recipe else "--config and --output"
-            raise ValueError(f"--weights {weights} is no run: it needs {needed}")
+            python = needed.replace("--", "")
+            raise ValueError(f"{weights} is no run: it needs {needed} ({python} in Python)")
         return restore(recipe, weights, accept_mismatch=accept_mismatch), None
     if not has_output:
         raise ValueError("an exported model needs --output")

@@ -108,7 +108,9 @@ def test_a_model_needs_no_recipe(server, token, untrained, tmp_path):
     check_done(export(untrained, tmp_path / "hub", "--push_to=me/mine"))
     weights = "--weights=hf://me/mine"
     done = run_captured("evaluate", weights)
-    assert error_line(done.returncode, done.stderr).endswith("is no run: it needs --output")
+    assert error_line(done.returncode, done.stderr).endswith(
+        "is no run: it needs --output (output in Python)"
+    )
     flags = ["--config.model.fpn.channel=8", "--output", tmp_path / "scores"]
     done = run_captured("evaluate", weights, *flags)
     text = error_line(done.returncode, done.stderr)

@@ -43,6 +43,9 @@ def test_the_threshold_holds_after_soft_nms(restored, monkeypatch):
         mrcnn.load("runs/mine", score_threshold=threshold)
     assert [config.eval.score_threshold for config in configs] == [0.7, 0.0]
     assert [config.eval.soft_min_score for config in configs] == [0.7, 1e-3]
+    for threshold in (50, -0.1):  # named as it was given
+        with pytest.raises(ValueError, match="^score_threshold is .*, expected from 0 to 1"):
+            mrcnn.load("runs/mine", score_threshold=threshold)
 
 
 @pytest.mark.parametrize(
