@@ -21,7 +21,7 @@ from typing import (
     runtime_checkable,
 )
 
-from mask_rcnn_jax.ranges import Range, range_of
+from mask_rcnn_jax.ranges import range_of
 from mask_rcnn_jax.signatures import Signature, signature_of
 
 MODULE_FIELDS = ("parent", "name")  # fields on every Flax module
@@ -63,7 +63,7 @@ class Entry(NamedTuple):
     default: Any
     type: Any
     meaning: str
-    limits: Range | None = None
+    expected: str = ""  # of its range
 
     @property
     def choices(self) -> tuple:
@@ -108,8 +108,9 @@ class Named:
 
     def check(self) -> None:
         """Raise ValueError, naming the entry, for one that is out of its range."""
+        parameters, _, _ = _signature(self.builder)
         for name, value in self.entries.items():
-            if name in self.known and (limits := self.known[name].limits):
+            if name in parameters and (limits := range_of(parameters[name].annotation)):
                 limits.check(value, f"{self.where}.{name}")
 
 
@@ -131,7 +132,8 @@ def entries(part: Callable, given: tuple[str, ...] = ()) -> dict[str, Entry]:
         if name in made and (factory := made[name].default_factory) is not MISSING:
             default = factory()
         limits = range_of(parameter.annotation)
-        found[name] = Entry(default, hints.get(name), texts.get(name, ""), limits)
+        expected = limits.text if limits else ""
+        found[name] = Entry(default, hints.get(name), texts.get(name, ""), expected)
     return found
 
 

@@ -1,5 +1,6 @@
 """Numbers of a recipe that mean nothing are refused when it is made, by their name."""
 
+import pickle
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Annotated, Any, get_args, get_origin
@@ -115,6 +116,10 @@ def test_a_function_of_a_users_may_declare_ranges():
     parts.named({"free": -5}, {"user": user_part}, "own").check()
     with pytest.raises(ValueError, match="^own.shelves is 0, expected at least 1$"):
         parts.named({"shelves": 0}, {"user": user_part}, "own").check()
+
+
+def test_a_recipe_is_sent_to_other_processes():
+    assert pickle.loads(pickle.dumps(RECIPE)) == RECIPE
 
 
 def test_a_recipe_is_not_made_with_a_part_out_of_its_range():

@@ -34,7 +34,7 @@ def format_entries(values: Mapping[str, Any], described: Mapping[str, Entry]) ->
         entry = described.get(name)
         if entry is not None:
             choices = ", ".join(map(repr, entry.choices))
-            said = f"one of {choices}" if choices else entry.limits.text if entry.limits else ""
+            said = f"one of {choices}" if choices else entry.expected
             lines += wrapper.wrap(
                 f"{entry.meaning} {said[:1].upper()}{said[1:]}." if said else entry.meaning
             )
