@@ -12,6 +12,7 @@ from absl import logging
 
 from mask_rcnn_jax.models.build import AUTO_PRECISION, resolve_precision
 from mask_rcnn_jax.ops import dispatch
+from mask_rcnn_jax.platforms import traced_for
 from mask_rcnn_jax.terminal import console
 from pallas_kernels import probe, support
 
@@ -42,7 +43,7 @@ def traced_forms() -> AbstractContextManager[None]:
     """Trace only what this process's devices compute, in programs that run on them."""
     backend = jax.default_backend()
     known = {"cpu": "cpu", "tpu": "tpu"} | ({"gpu": "cuda"} if _is_nvidia() else {})
-    return dispatch.traced_for(known.get(backend))
+    return traced_for(known.get(backend))
 
 
 def log_precision(precision: str, gather: Callable[[Any], list] = lambda value: [value]) -> None:

@@ -49,6 +49,7 @@ FLOORS = {
     "rle": 0,
     "signatures": 0,
     "ranges": 0,
+    "platforms": 0,
     "protobuf": 1,
     "consent": 1,
     "parts": 1,

@@ -19,7 +19,7 @@ from mask_rcnn_jax.models.build import (
     resolve_precision,
 )
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
-from mask_rcnn_jax.ops.dispatch import traced_for
+from mask_rcnn_jax.platforms import traced_for
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.structures import Batch, Targets
 from mask_rcnn_jax.training.distill import Distillation

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from mask_rcnn_jax.cpu_kernels import winograd
-from mask_rcnn_jax.ops.dispatch import by_platform
+from mask_rcnn_jax.platforms import by_platform
 
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 BLOCK_POSITIONS = 1024  # output positions at a time: their patches stay in the cache

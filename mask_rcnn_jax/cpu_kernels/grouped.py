@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from mask_rcnn_jax.cpu_kernels.convolution import DIMENSIONS, conv
-from mask_rcnn_jax.ops.dispatch import by_platform
+from mask_rcnn_jax.platforms import by_platform
 
 SMALLEST = 2**14  # entries of an image's map; below, little is won for the time to compile
 

@@ -39,8 +39,8 @@ from mask_rcnn_jax.models.vit import ViT
 from mask_rcnn_jax.ops.anchors import AnchorGrid
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.classifier import Classifier
-from mask_rcnn_jax.ops.dispatch import traced_for
 from mask_rcnn_jax.ops.roi_align import RoIAlign
+from mask_rcnn_jax.platforms import traced_for
 from pallas_kernels import support
 
 # GPUs round to tf32 unless float32 is requested.

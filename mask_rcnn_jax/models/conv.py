@@ -16,7 +16,7 @@ from mask_rcnn_jax.cpu_kernels.depthwise import depthwise
 from mask_rcnn_jax.cpu_kernels.grouped import grouped_conv
 from mask_rcnn_jax.models.parameter import parameter
 from mask_rcnn_jax.models.prepared import prepared
-from mask_rcnn_jax.ops.dispatch import by_platform
+from mask_rcnn_jax.platforms import by_platform
 
 
 class Conv(nn.Module):

@@ -15,7 +15,7 @@ from mask_rcnn_jax.models.drop_path import drop_path, fold_in
 from mask_rcnn_jax.models.init import normal, normal_dense
 from mask_rcnn_jax.models.norm import make_norm
 from mask_rcnn_jax.models.trunk import TransformerTrunk
-from mask_rcnn_jax.ops.dispatch import by_platform
+from mask_rcnn_jax.platforms import by_platform
 from mask_rcnn_jax.ranges import Count, Range, check
 
 PATCH = 16  # pixels per side

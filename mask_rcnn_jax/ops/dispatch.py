@@ -4,18 +4,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import jax
-from jax import lax
-
+from mask_rcnn_jax.platforms import by_platform, separate, traced_platform
 from pallas_kernels import support
 
 Op = TypeVar("Op", bound=Callable)
 _forms: dict[str, str | None] = {}  # by op, why XLA's form was taken; None: its kernel was
 _replaced: ContextVar[dict[str, Callable] | None] = ContextVar("replaced", default=None)
-_platform: ContextVar[str | None] = ContextVar("platform", default=None)
-_separate = jax.make_user_context()  # part of the key of what `jax.jit` keeps
 
 
 def named(op: Op) -> Op:
@@ -37,32 +33,10 @@ def replaced(**functions: Callable) -> Iterator[None]:
     """
     token = _replaced.set((_replaced.get() or {}) | functions)
     try:
-        with _separate(object()):
+        with separate(object()):
             yield
     finally:
         _replaced.reset(token)
-
-
-@contextmanager
-def traced_for(platform: str | None) -> Iterator[None]:
-    """Trace the forms for one platform alone in programs made meanwhile, which takes less time.
-
-    platform: "cpu", "cuda" or "tpu"; None traces those of all platforms.
-    """
-    token = _platform.set(platform)
-    try:
-        with _separate(platform):
-            yield
-    finally:
-        _platform.reset(token)
-
-
-def by_platform(*args: Any, default: Callable, **forms: Callable) -> Any:
-    """Call the form for the platform of the program, as `lax.platform_dependent` does."""
-    platform = _platform.get()
-    if platform is None:
-        return lax.platform_dependent(*args, default=default, **forms)
-    return forms.get(platform, default)(*args)
 
 
 def chosen_forms() -> str:
@@ -105,8 +79,8 @@ def choose(
     if implementation == "xla":
         _forms[op] = "train.implementation=xla"
         return xla
-    if implementation is None and _platform.get() in ("cpu", "tpu"):
-        return tpu if tpu and _platform.get() == "tpu" else xla
+    if implementation is None and traced_platform() in ("cpu", "tpu"):
+        return tpu if tpu and traced_platform() == "tpu" else xla
     unsupported = support.mosaic_unsupported(op)
     if not unsupported:
         unsupported, kernel = load_kernel()

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from mask_rcnn_jax.ops.dispatch import by_platform, named
+from mask_rcnn_jax.ops.dispatch import named
+from mask_rcnn_jax.platforms import by_platform
 
 TAPS = 4  # cells per axis that a bicubic value depends on
 CUBIC = -0.75  # the kernel's coefficient, torch's

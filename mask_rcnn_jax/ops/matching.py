@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from mask_rcnn_jax.ops.dispatch import by_platform
 from mask_rcnn_jax.ops.top_k import top_k
+from mask_rcnn_jax.platforms import by_platform
 
 LOW_QUALITY_RULES = ("best", "ties", "none")
 BLOCK = 1 << 19  # IoUs in memory at a time on a CPU: 2 MiB stay in its cache

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float32, Int
 
-from mask_rcnn_jax.ops.dispatch import by_platform
+from mask_rcnn_jax.platforms import by_platform
 
 CHUNK = 8  # neighbors represented by one of them
 TILE = 4096  # XLA sorts as many pairs in one launch

@@ -1,4 +1,4 @@
-"""What requests may ask for, and the answers to them: detections as json, and refusals."""
+"""What requests may ask for, and how they are answered: detections as json, and refusals."""
 
 import json
 import math

@@ -10,7 +10,8 @@ from jax import lax
 
 from mask_rcnn_jax.cpu_kernels import convolution, winograd
 from mask_rcnn_jax.cpu_kernels.convolution import conv, kernel_gradient
-from mask_rcnn_jax.ops.dispatch import replaced, traced_for
+from mask_rcnn_jax.ops.dispatch import replaced
+from mask_rcnn_jax.platforms import traced_for
 from tests.bounds import UNIT_ROUNDOFF, assert_within, rounding_bound
 
 ONE = ((1, 1), (1, 1))

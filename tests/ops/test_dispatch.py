@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from mask_rcnn_jax.ops import dispatch
+from mask_rcnn_jax.platforms import by_platform, traced_for
 
 
 @dispatch.named
@@ -39,14 +40,14 @@ def test_jitted_functions_are_traced_anew_within_a_context_and_after_it():
 
 
 def of_platform(x):
-    return dispatch.by_platform(x, cpu=lambda x: x + 1, tpu=lambda x: x + 2, default=lambda x: -x)
+    return by_platform(x, cpu=lambda x: x + 1, tpu=lambda x: x + 2, default=lambda x: -x)
 
 
 @pytest.mark.parametrize(("platform", "found"), [("cpu", 4), ("tpu", 5), ("cuda", -3)])
 def test_one_platforms_form_alone_is_traced_in_a_context_and_all_after_it(platform, found):
     call = jax.jit(of_platform)
     for _ in range(2):
-        with dispatch.traced_for(platform):
+        with traced_for(platform):
             assert call(3) == found
             assert "cond" not in str(jax.make_jaxpr(of_platform)(3))
         assert call(3) == 4  # on this CPU
@@ -60,8 +61,8 @@ def test_a_platform_without_kernels_loads_none():
 
     forms = dict(load_kernel=load_kernel, xla=lambda x: "xla", tpu=lambda x: "tpu")
     for platform, found in (("cpu", "xla"), ("tpu", "tpu")):
-        with dispatch.traced_for(platform):
+        with traced_for(platform):
             assert dispatch.choose("nms", None, **forms)(1) == found
             assert dispatch.choose("nms", "xla", **forms)(1) == "xla"
-    with dispatch.traced_for("cuda"), pytest.raises(AssertionError):
+    with traced_for("cuda"), pytest.raises(AssertionError):
         dispatch.choose("nms", None, **forms)

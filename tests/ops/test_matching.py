@@ -8,8 +8,8 @@ import pytest
 from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.ops import matching
 from mask_rcnn_jax.ops.anchors import AnchorGrid
-from mask_rcnn_jax.ops.dispatch import traced_for
 from mask_rcnn_jax.ops.extent import ValidExtent
+from mask_rcnn_jax.platforms import traced_for
 from mask_rcnn_jax.training.step import compiler_options, make_mesh
 from tests.bounds import assert_within, encoding_bound
 from tests.helpers import assert_tree_close, load_golden, random_boxes

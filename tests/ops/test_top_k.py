@@ -5,7 +5,6 @@ import pytest
 from jax import lax
 
 from mask_rcnn_jax.ops import matching
-from mask_rcnn_jax.ops.dispatch import traced_for
 from mask_rcnn_jax.ops.top_k import (
     CHUNK,
     LANES,
@@ -16,6 +15,7 @@ from mask_rcnn_jax.ops.top_k import (
     by_threshold,
     top_k,
 )
+from mask_rcnn_jax.platforms import traced_for
 
 FORMS = {form: jax.jit(form, static_argnums=1) for form in (by_chunks, by_threshold)}
 TWO_LEVELS = CHUNK * TILE + 3  # no multiple of the chunk
