@@ -28,6 +28,7 @@ from mask_rcnn_jax.exporting.compare import (
     KEYPOINT_TOLERANCE,
     MASK_TOLERANCE,
     SCORE_TOLERANCE,
+    UNMATCHED_TOLERANCE,
     compare,
     in_two_batches,
 )
@@ -342,7 +343,8 @@ def _check(
         raise RuntimeError(
             f"self-check: the exported model differs from the original: {found}; expected at most "
             f"{BOX_TOLERANCE} px for boxes, {SCORE_TOLERANCE} for scores, {MASK_TOLERANCE} for "
-            f"masks and {KEYPOINT_TOLERANCE} px for keypoints"
+            f"masks, {KEYPOINT_TOLERANCE} px for keypoints and a share of {UNMATCHED_TOLERANCE} on "
+            "one side only"
         )
     if not found.is_finite or (half and 0 < found.detections <= 2 * found.unmatched):
         hint = "; numbers in its layers are probably too large for --float16" if half else ""

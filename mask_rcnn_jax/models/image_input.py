@@ -25,11 +25,7 @@ class ImageInput(Ranged):
     """
 
     mean: tuple[float, ...] = (123.675, 116.28, 103.53)
-    std: Positives = (
-        58.395,
-        57.12,
-        57.375,
-    )
+    std: Positives = (58.395, 57.12, 57.375)
     channel_order: Literal["rgb", "bgr"] = "rgb"
     pad_multiple: Whole = 32
 
