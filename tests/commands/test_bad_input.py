@@ -368,11 +368,11 @@ CALLS = {
     ),
     "a score in percent": (
         lambda: mrcnn.load_config("finetune").with_score_threshold(50),
-        "score_threshold is 50, expected up to 1",
+        "score_threshold is 50, expected from 0 to 1",
     ),
     "a score in words": (
         lambda: mrcnn.load_config("finetune").with_score_threshold("0.5"),
-        "score_threshold is '0.5', expected a number, up to 1",
+        "score_threshold is '0.5', expected a number, from 0 to 1",
     ),
     "a batch in words": (
         lambda: mrcnn.Predictor(mrcnn.load_config("finetune"), {"params": {}}, "1"),
