@@ -5,7 +5,8 @@ before and with those that are.
 
 NEW in COMMAND becomes a folder of its own in each start. Each of the N times (3), the command
 starts with an empty `--compile_cache` and then with the same one. Prints seconds, and those of the
-processor, of each start, and the medians.
+processor, of each start, and the medians. With --until, the command receives a SIGTERM at that
+line, and the processor's seconds include its end.
 
     python -m benchmarks.cold_start -- infer --weights W --input photo.jpg --output NEW
     python -m benchmarks.cold_start --until "step 1 of" -- train --config finetune --workdir NEW ..
@@ -31,10 +32,11 @@ def start(command: list[str], until: str) -> tuple[float, float]:
         if until and until in line:
             break
     elapsed = time.perf_counter() - started
-    process.terminate()
+    if is_there := bool(until) and until in "".join(lines[-1:]):
+        process.terminate()
     process.communicate()
-    if not (until and until in lines[-1]) and process.returncode:
-        sys.exit("".join(lines[-5:]))
+    if not is_there and (until or process.returncode):
+        sys.exit("".join(lines[-5:]) or f"no output of {command}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     processor = sum(getattr(after, f) - getattr(before, f) for f in ("ru_utime", "ru_stime"))
     return elapsed, processor

@@ -40,10 +40,14 @@ def log_devices() -> None:
 
 
 def traced_forms() -> AbstractContextManager[None]:
-    """Trace only what this process's devices compute, in programs that run on them."""
-    backend = jax.default_backend()
+    """Trace only what this process's devices compute, in programs that run on them.
+
+    All forms where `jax.default_device` chooses another device, or the platform is not known.
+    """
     known = {"cpu": "cpu", "tpu": "tpu"} | ({"gpu": "cuda"} if _is_nvidia() else {})
-    return traced_for(known.get(backend))
+    config: Any = jax.config
+    chosen = config.jax_default_device is not None
+    return traced_for(None if chosen else known.get(jax.default_backend()))
 
 
 def log_precision(precision: str, gather: Callable[[Any], list] = lambda value: [value]) -> None:

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from mask_rcnn_jax.device import traced_forms
 from mask_rcnn_jax.ops import dispatch
-from mask_rcnn_jax.platforms import by_platform, traced_for
+from mask_rcnn_jax.platforms import by_platform, traced_for, traced_platform
 
 
 @dispatch.named
@@ -66,3 +67,11 @@ def test_a_platform_without_kernels_loads_none():
             assert dispatch.choose("nms", "xla", **forms)(1) == "xla"
     with traced_for("cuda"), pytest.raises(AssertionError):
         dispatch.choose("nms", None, **forms)
+
+
+def test_a_chosen_device_traces_the_forms_of_all_platforms():
+    names = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
+    with traced_forms():
+        assert traced_platform() == names[jax.default_backend()]
+    with jax.default_device(jax.devices("cpu")[0]), traced_forms():
+        assert traced_platform() is None
