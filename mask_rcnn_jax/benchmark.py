@@ -120,7 +120,7 @@ def main(positional: Sequence[str]) -> None:
     if kind != "kernels":  # prints a line for each
         print(text, end="", flush=True)
     if "costliest" in figures:
-        print(profile.table(figures["costliest"]), flush=True)
+        print(profile.table(figures["costliest"][:10]), flush=True)
     if figures.get("failures"):
         raise ValueError("; ".join(f"{k}: {v}" for k, v in figures["failures"].items()))
 

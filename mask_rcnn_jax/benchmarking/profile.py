@@ -13,20 +13,20 @@ CALLS = 3  # traced calls
 
 
 def costliest(
-    call: Callable[[], Any], compiled: jax.stages.Compiled, folder: str, count: int = 10
-) -> list[dict[str, Any]]:
-    """Trace some calls and rank the operations; TensorBoard and Perfetto read the trace too.
+    call: Callable[[], Any], compiled: jax.stages.Compiled, folder: str
+) -> tuple[list[dict[str, Any]], float]:
+    """Trace some calls and rank all operations; TensorBoard and Perfetto read the trace too.
 
     Args:
         call: runs `compiled` once.
         compiled: the traced program.
         folder: receives the trace.
-        count: operations to return.
 
     Returns:
         For each operation its `name` in the program, `source` (its origin in the model), `ms` per
         call summed over devices, and `percent` of all operations. A loop includes the time of its
-        body, whose operations are listed as well.
+        body, whose operations are listed as well. Then the milliseconds per call, from the first
+        operation's start to the last one's end, in which none runs.
     """
     jax.block_until_ready(call())
     with jax.profiler.trace(folder):
@@ -36,31 +36,46 @@ def costliest(
     path = max(Path(folder).rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     program = str(compiled.as_text())
     module = re.findall(r"\AHloModule ([\w.\-]+)", program)[0]
-    durations = _durations(ProfileData.from_file(str(path)), module)
-    if not durations:
+    spans = _spans(ProfileData.from_file(str(path)), module)
+    if not spans:
         raise RuntimeError(f"{path} has no operation of {module}")
+    durations: dict[str, float] = defaultdict(float)
+    for name, start, end in spans:
+        durations[name] += end - start
     sources = dict(re.findall(r'%?([\w.\-]+) = .*metadata=\{.*?op_name="([^"]*)"', program))
     total = sum(durations.values())
-    return [
+    operations = [
         {
             "name": name,
             "source": sources.get(name, ""),
             "ms": round(nanoseconds / 1e6 / CALLS, 3),
             "percent": round(100 * nanoseconds / total, 1),
         }
-        for name, nanoseconds in sorted(durations.items(), key=lambda item: -item[1])[:count]
+        for name, nanoseconds in sorted(durations.items(), key=lambda item: -item[1])
     ]
+    return operations, round(_idle(spans) / 1e6 / CALLS, 3)
 
 
-def _durations(trace: ProfileData, module: str) -> dict[str, float]:
-    """Sum a program's nanoseconds by operation, over all calls and devices."""
-    durations: dict[str, float] = defaultdict(float)
+def _spans(trace: ProfileData, module: str) -> list[tuple[str, float, float]]:
+    """Return a program's operations with start and end, in nanoseconds, on all devices."""
+    spans = []
     for event in (e for plane in trace.planes for line in plane.lines for e in line.events):
         stats = dict(event.stats)
         in_module = stats.get("hlo_module") == module and not event.name.startswith("end: ")
         if in_module and "hlo_op" in stats:
-            durations[str(stats["hlo_op"])] += event.duration_ns
-    return durations
+            end = event.start_ns + event.duration_ns
+            spans.append((str(stats["hlo_op"]), event.start_ns, end))
+    return spans
+
+
+def _idle(spans: list[tuple[str, float, float]]) -> float:
+    """Sum the nanoseconds between the first start and the last end that no operation covers."""
+    times = sorted((start, end) for _, start, end in spans)
+    idle, covered = 0.0, times[0][0]
+    for start, end in times:
+        idle += max(0.0, start - covered)
+        covered = max(covered, end)
+    return idle
 
 
 def table(operations: list[dict[str, Any]]) -> str:

@@ -112,7 +112,10 @@ def _place(tree: Any, mesh: Mesh, spec: P) -> Any:
 
 
 def _profiled(call: Callable, compiled: jax.stages.Compiled, folder: str | None) -> dict[str, Any]:
-    return {"costliest": profile.costliest(call, compiled, folder)} if folder else {}
+    if not folder:
+        return {}
+    operations, idle_ms = profile.costliest(call, compiled, folder)
+    return {"idle_ms": idle_ms, "costliest": operations}
 
 
 def _compile(function: Any, *args) -> tuple[jax.stages.Compiled, float]:

@@ -17,10 +17,17 @@ def test_the_costliest_operation_is_found(tmp_path):
 
     x = jnp.ones((300, 1000))
     compiled = jax.jit(function).lower(x).compile()
-    ranked = profile.costliest(lambda: compiled(x), compiled, str(tmp_path), count=2)
+    ranked, idle_ms = profile.costliest(lambda: compiled(x), compiled, str(tmp_path))
     assert "the_costly_part" in ranked[0]["source"] and ranked[0]["percent"] > 50
     assert [row["ms"] for row in ranked] == sorted((row["ms"] for row in ranked), reverse=True)
     assert ranked[0]["name"] in profile.table(ranked)
+    assert 0 <= idle_ms < sum(row["ms"] for row in ranked)
+
+
+def test_time_without_an_operation_is_idle():
+    spans = [("b", 20.0, 30.0), ("a", 0.0, 12.0), ("c", 25.0, 40.0), ("d", 26.0, 27.0)]
+    assert profile._idle(spans) == 8.0
+    assert profile._idle([("a", 5.0, 9.0)]) == 0.0
 
 
 @pytest.mark.slow
