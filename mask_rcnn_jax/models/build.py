@@ -232,7 +232,7 @@ def build_model(
         anchors=options.anchors,
         box_coder=options.box_coder,
         rpn=options.rpn,
-        rpn_head=_rpn_head(options, in_heads, computed.dtype),
+        rpn_head=_rpn_head(options, in_heads, computed.dtype, IMPLEMENTATIONS[implementation]),
         sampling=options.sampling,
         roi_align=options.roi_align,
         box_head=_head(options.box_head, in_heads, given),
@@ -250,10 +250,15 @@ def build_model(
     return built
 
 
-def _rpn_head(options: ModelOptions, recomputed: bool, dtype: Any) -> RPNHead:
+def _rpn_head(
+    options: ModelOptions, recomputed: bool, dtype: Any, implementation: str | None
+) -> RPNHead:
     rpn, per_cell = options.rpn, options.anchors.per_cell
     head = nn.remat(RPNHead) if recomputed else RPNHead
-    return head(per_cell, rpn.channels, dtype, rpn.num_convs, rpn.widths)
+    is_dense = options.quantization.int8 or implementation == "xla"
+    # Some losses read matched anchors that were not sampled, too.
+    cells = 0 if is_dense else 2 * rpn.batch_size_per_image
+    return head(per_cell, rpn.channels, dtype, rpn.num_convs, rpn.widths, cells, implementation)
 
 
 def _head(head: parts.Named, recomputed: bool, given: Mapping[str, Any]) -> Any:

@@ -228,7 +228,10 @@ class MaskRCNN(nn.Module):
         """Return anchor labels [B, A], sampled labels [B, A] and deltas [B, A, 4]."""
         anchors = self.anchor_grid(extent)
         targets = partial(self.rpn.targets, anchors=anchors, coder=self.box_coder)
-        return jax.vmap(targets)(keys, batch.targets, batch.image_sizes)
+        rows = jnp.arange(1, batch.targets.valid.shape[1] + 1, dtype=jnp.int32)
+        used = jnp.max(jnp.where(batch.targets.valid, rows[None], 0), initial=0)
+        images = keys, batch.targets, batch.image_sizes
+        return jax.vmap(targets, in_axes=(0, 0, 0, None))(*images, used)
 
     def propose(
         self, logits, deltas, image_sizes: jax.Array, extent: ValidExtent, *, train: bool

@@ -14,11 +14,13 @@ from jax.typing import DTypeLike
 from mask_rcnn_jax.models.channels import Channels, Widths, make_channels, narrow
 from mask_rcnn_jax.models.conv import SparselyTrainedConv, Weights, products
 from mask_rcnn_jax.models.relu import relu
+from mask_rcnn_jax.models.rpn_gradient import with_gradient_of_few_cells
 from mask_rcnn_jax.ops import matching
 from mask_rcnn_jax.ops.anchors import Anchors
 from mask_rcnn_jax.ops.boxes import BoxCoder
 from mask_rcnn_jax.ops.nms import nms
 from mask_rcnn_jax.ops.top_k import top_k
+from mask_rcnn_jax.platforms import traced_platform
 from mask_rcnn_jax.ranges import Count, Fraction, Ranged
 from mask_rcnn_jax.structures import Proposals, Targets
 
@@ -34,6 +36,8 @@ class RPNHead(nn.Module):
     dtype: DTypeLike = jnp.float32
     num_convs: int = 1
     widths: Widths = ()  # see `RPN`
+    cells_per_image: int = 0  # with a gradient, for `rpn_gradient` on NVIDIA GPUs; 0: any number
+    implementation: str | None = None  # of that, see ops.dispatch
 
     @nn.compact
     def __call__(
@@ -55,16 +59,32 @@ class RPNHead(nn.Module):
             Weights(count * self.anchors_per_cell, init, name=name)(convs[-1].features)
             for name, count in (("objectness_logits", 1), ("anchor_deltas", 4))
         ]
-        logits, deltas = [], []
+        found = []
         for feature, inside in zip(pyramid, cells or [None] * len(pyramid), strict=True):
-            batch, hidden = feature.shape[0], relu(convs[0](feature))
+            hidden = relu(convs[0](feature))
             for conv in convs[1:]:
                 hidden = hidden if inside is None else jnp.where(inside, hidden, 0)
                 hidden = relu(conv(hidden))
-            level_logits, level_deltas = products(hidden, outputs)
-            logits.append(level_logits.reshape(batch, -1).astype(jnp.float32))
-            deltas.append(level_deltas.reshape(batch, -1, 4).astype(jnp.float32))
-        return logits, deltas
+            found.append(products(hidden, outputs))
+        is_known = self.cells_per_image and len(convs) == 1 and traced_platform() == "cuda"
+        if is_known and convs[0].has_variable("params", "kernel"):  # no prepared prediction
+            first = (
+                convs[0].get_variable("params", "kernel"),
+                convs[0].get_variable("params", "bias"),
+            )
+            found = with_gradient_of_few_cells(
+                self.cells_per_image,
+                self.implementation,
+                lax.stop_gradient(found),
+                [feature.astype(self.dtype) for feature in pyramid],
+                first,
+                outputs,
+            )
+        batch, (logits, deltas) = len(pyramid[0]), zip(*found, strict=True)
+        return (
+            [level.reshape(batch, -1).astype(jnp.float32) for level in logits],
+            [level.reshape(batch, -1, 4).astype(jnp.float32) for level in deltas],
+        )
 
 
 def conv_channels(channels: int, num_convs: int) -> dict[str, Channels]:
@@ -133,13 +153,14 @@ class RPN(Ranged):
         key: jax.Array | None,
         targets: Targets,
         image_size: jax.Array,
+        used: jax.Array | None = None,
         *,
         anchors: Anchors,
         coder: BoxCoder,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return labels and regression targets for one image's anchors.
 
-        key: None samples the lowest rows.
+        key: None samples the lowest rows. used: see `ops.matching.match_anchors`.
         Returns labels 1 / 0 / -1 before and after sampling, [A] each, and deltas [A, 4], zero
         unless foreground.
         """
@@ -155,6 +176,7 @@ class RPN(Ranged):
             iou,
             (boxes, valid),
             targets.valid,
+            used,
             fg_thresh=self.fg_iou_thresh,
             bg_thresh=self.bg_iou_thresh,
             low_quality=self.low_quality,

@@ -17,6 +17,7 @@ from mask_rcnn_jax.ops.top_k import top_k
 from mask_rcnn_jax.platforms import by_platform
 
 LOW_QUALITY_RULES = ("best", "ties", "none")
+COUNTS = (16, 32, 64, 256)  # ground truth rows that a GPU has a branch for
 BLOCK = 1 << 19  # IoUs in memory at a time on a CPU: 2 MiB stay in its cache
 
 
@@ -24,6 +25,7 @@ def match_anchors(
     iou_fn: Callable[[Any], Float[Array, "A G"]],
     anchors: Any,
     gt_valid: Bool[Array, "G"],
+    used: Int[Array, ""] | None = None,
     *,
     fg_thresh: float,
     bg_thresh: float,
@@ -50,6 +52,9 @@ def match_anchors(
             image. A GPU gets a call for each reduction, so that XLA fuses both; a CPU takes blocks
             of anchors.
         anchors: argument for `iou_fn`, arrays with a leading axis A.
+        used: leading rows of ground truth with all valid ones of a batch. A GPU computes no more of
+            them than the next of `COUNTS`; this number must not differ between images, since a
+            branch for each would be all branches. None: all.
     """
     if low_quality not in LOW_QUALITY_RULES:
         raise ValueError(f"low_quality is {low_quality!r}, expected one of {LOW_QUALITY_RULES}")
@@ -61,6 +66,7 @@ def match_anchors(
     matched_idxs, best_iou, best_anchor, reach, tied = by_platform(
         anchors,
         cpu=partial(_extremes_by_blocks, valid_iou, num_gt=gt_valid.shape[0], ties=ties),
+        cuda=partial(_extremes_of_used, valid_iou, used, num_gt=gt_valid.shape[0], ties=ties),
         default=partial(_extremes, valid_iou, ties=ties),
     )
     labels = _threshold(best_iou, fg_thresh, bg_thresh)
@@ -92,6 +98,26 @@ def _extremes(iou: Callable[[Any], Array], anchors: Any, *, ties: bool) -> _Extr
     best_anchor, reach = _first_max(iou(anchors), axis=0)
     tied = _tied(iou(lax.optimization_barrier(anchors)), reach) if ties else None
     return _Extremes(best_gt, best_iou, best_anchor, reach, tied)
+
+
+def _extremes_of_used(
+    iou: Callable[[Any], Array], used: Array | None, anchors: Any, *, num_gt: int, ties: bool
+) -> _Extremes:
+    """`_extremes` of the leading columns that are `used`, whose IoUs alone can be above 0."""
+    counts = [count for count in COUNTS if count < num_gt] if used is not None else []
+
+    def leading(count: int, anchors: Any) -> _Extremes:
+        found = _extremes(lambda anchors: iou(anchors)[:, :count], anchors, ties=ties)
+        best_anchor, reach = (
+            jnp.pad(x, (0, num_gt - count)) for x in (found.best_anchor, found.reach)
+        )
+        return found._replace(best_anchor=best_anchor, reach=reach)
+
+    branches = [partial(leading, count) for count in [*counts, num_gt]]
+    if not counts:
+        return branches[0](anchors)
+    index = sum((used > count).astype(jnp.int32) for count in counts)
+    return lax.switch(index, branches, anchors)
 
 
 def _extremes_by_blocks(

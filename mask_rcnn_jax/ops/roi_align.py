@@ -24,9 +24,11 @@ from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.ops import dispatch, roi_align_windows
 from mask_rcnn_jax.ops.bilinear import adaptive_samples, mean_bilinear_weights
 from mask_rcnn_jax.ops.extent import STRIDES
+from mask_rcnn_jax.platforms import by_platform
 from mask_rcnn_jax.ranges import Count, NotNegative, Range, Ranged, Whole
 
 MIN_LEVEL = 2  # features[0] is P2
+FEW_TAPS = 16  # of a cell: with no more, XLA's code takes 0.9 to 1.0 of the kernel's time
 MAX_UNROLLED = 8  # taps per axis; more run in a device loop over the used ones
 
 
@@ -131,7 +133,7 @@ def roi_align(
     y_taps = origin[:, None, None] + y_taps * widths[:, None, None]
     if valid is not None:
         y_weights = jnp.where(valid.reshape(-1, 1, 1), y_weights, 0.0)
-    pooled = _gather_sum(implementation, tables, y_taps, x_taps, y_weights, x_weights)
+    pooled = gather_sum(implementation, tables, y_taps, x_taps, y_weights, x_weights)
     return pooled.reshape(groups, num, p, q, channels)
 
 
@@ -223,7 +225,7 @@ def _lengths(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gather_sum(
+def gather_sum(
     implementation: str | None,
     tables: Sequence[Float[Array, "_pixels C"]],
     y_taps: Int[Array, "R P T"],
@@ -232,6 +234,9 @@ def _gather_sum(
     x_weights: Float[Array, "R Q U"],
 ) -> Float[Array, "R P Q C"]:
     """out[r, p, q] = sum over taps of weight * table[y_tap + x_tap], each r from one table."""
+    if implementation is None and y_taps.shape[-1] * x_taps.shape[-1] <= FEW_TAPS:
+        forms = dict(tpu=roi_align_windows.gather_sum, default=xla_gather_sum)
+        return by_platform(tables, y_taps, x_taps, y_weights, x_weights, **forms)
 
     def load_kernel():
         from pallas_kernels import roi_align as kernels
@@ -239,20 +244,31 @@ def _gather_sum(
         channels, dtype = tables[0].shape[1], tables[0].dtype
         return kernels.unsupported(channels, dtype), kernels.gather_sum
 
-    forms: Any = {"xla": xla_gather_sum, "tpu": roi_align_windows.gather_sum}
-    run = dispatch.choose("gather_sum", implementation, **forms, load_kernel=load_kernel)
+    choices: Any = {"xla": xla_gather_sum, "tpu": roi_align_windows.gather_sum}
+    run = dispatch.choose("gather_sum", implementation, **choices, load_kernel=load_kernel)
     return run(tables, y_taps, x_taps, y_weights, x_weights)
 
 
 def _gather_sum_fwd(implementation, tables, *taps):
     # Backward only needs the tables' lengths; save them as tables without channels.
-    return _gather_sum(implementation, tables, *taps), ([table[:, :0] for table in tables], taps)
+    return gather_sum(implementation, tables, *taps), ([table[:, :0] for table in tables], taps)
 
 
 def _gather_sum_bwd(implementation, saved, grad):
     empty_tables, taps = saved
     sizes = [len(table) for table in empty_tables]
-    num_rows = sum(sizes)
+    table = gather_sum_transpose(implementation, grad, sum(sizes), *taps)
+    # One array: the sum of a map's gradients reads its part where it is.
+    return lax.split(table, sizes), None, None, None, None
+
+
+gather_sum.defvjp(_gather_sum_fwd, _gather_sum_bwd)
+
+
+def gather_sum_transpose(
+    implementation: str | None, grad: Float[Array, "R P Q C"], num_rows: int, *taps: Array
+) -> Float[Array, "pixels C"]:
+    """Return the gradient of all tables of `gather_sum`, joined; `taps` are those given to it."""
 
     def load_kernel():
         from pallas_kernels import roi_align as kernels
@@ -263,17 +279,13 @@ def _gather_sum_bwd(implementation, saved, grad):
     xla, tpu = xla_gather_sum_transpose, roi_align_windows.gather_sum_transpose
     forms = {"xla": partial(xla, num_rows=num_rows), "tpu": partial(tpu, num_rows=num_rows)}
     run = dispatch.choose("gather_sum", implementation, **forms, load_kernel=load_kernel)
-    # One array: the sum of a map's gradients reads its part where it is.
-    return lax.split(run(grad, *taps), sizes), None, None, None, None
-
-
-_gather_sum.defvjp(_gather_sum_fwd, _gather_sum_bwd)
+    return run(grad, *taps)
 
 
 def xla_gather_sum(
     tables: Sequence[Float[Array, "_pixels C"]], *taps: Array
 ) -> Float[Array, "R P Q C"]:
-    """Compute `_gather_sum`; `taps` are its remaining arguments."""
+    """Compute `gather_sum`; `taps` are its remaining arguments."""
     y_taps, x_taps, y_weights, _ = taps
     table = jnp.concatenate(tables)
 
