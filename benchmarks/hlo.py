@@ -87,7 +87,8 @@ class Program:
         """(times, computation, instruction) for every instruction that starts device work.
 
         Instructions in a loop count once per iteration if the compiler knows the trip count, else
-        once. Every conditional branch counts; asynchronous pairs count at their start.
+        once. Of a conditional's branches, the one that writes the fewest bytes counts: others are
+        for batches beyond what is usual. Asynchronous pairs count at their start.
         """
         return list(self._walk(self.entry, 1))
 
@@ -102,8 +103,9 @@ class Program:
                 branches = instruction.attribute(r"branch_computations=\{([^}]*)\}")
                 keys = "true_computation|false_computation|to_apply|calls"
                 single = re.findall(rf"\b(?:{keys})=%?([\w.\-]+)", instruction.text)
-                for called in re.findall(r"[\w.\-]+", branches) + single:
-                    yield from self._walk(called, times)
+                called = re.findall(r"[\w.\-]+", branches) + single
+                each = (list(self._walk(name, times)) for name in called)
+                yield from min(each, key=_written, default=[])
             elif opcode not in FREE and not opcode.endswith(("-done", "-update")):
                 yield times, name, instruction
 
@@ -118,6 +120,10 @@ class Program:
             if other.opcode.endswith("-done") and instruction.name in other.operands:
                 return other.arrays
         return instruction.arrays[:1]
+
+
+def _written(launched: list[tuple[float, str, Instruction]]) -> float:
+    return sum(times * sum(array.bytes for array in i.arrays) for times, _, i in launched)
 
 
 def operand_arrays(scope: dict[str, Instruction], name: str) -> tuple[Array, ...]:

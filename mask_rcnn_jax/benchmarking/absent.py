@@ -43,7 +43,7 @@ def compile_programs(
         mesh, context = absent_devices(target, devices)
         started = time.perf_counter()
         with jax.sharding.use_abstract_mesh(context):
-            lowered = lower(recipe, context, mesh, images * devices)
+            lowered = lower(recipe, context, mesh, images * devices, platform[0])
         compiled = _compile(lowered, tpus.COMPILER_OPTIONS if target in tpus.TARGETS else {})
         seconds = time.perf_counter() - started
         memory: Any = compiled.memory_analysis()

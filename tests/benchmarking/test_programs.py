@@ -65,6 +65,27 @@ ENTRY %main.9 (Arg_0.1: f32[8]) -> f32[8] {
 }
 """  # noqa: E501
 
+BRANCHES = """HloModule jit_branches
+
+%usual (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  %sine = f32[2]{0} sine(%x)
+  ROOT %cosine = f32[8]{0} cosine(%sine)
+}
+
+%overflow (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  %wide = f32[99]{0} broadcast(%x)
+  ROOT %sum = f32[8]{0} negate(%wide)
+}
+
+ENTRY %main (index: s32[], x: f32[8]) -> f32[8] {
+  %index = s32[] parameter(0)
+  %x = f32[8]{0} parameter(1)
+  ROOT %conditional = f32[8]{0} conditional(%index, %x, %x), branch_computations={%overflow, %usual}
+}
+"""
+
 STEP = {
     "mode": "train", "images_per_device": 2, "devices": 1, "peak_mb": 2100.0, "temp_mb": 1700.0,
     "gflop_per_image": 1500.0, "compile_s": 50.0, "implementation": "auto",
@@ -99,6 +120,11 @@ PROGRAM = STEP | COUNTED | READ
 
 def test_instructions_are_counted_where_they_start_work():
     assert compiled_step.count_instructions(hlo.parse(HLO)) == COUNTED
+
+
+def test_the_cheapest_branch_counts():
+    launched = hlo.parse(BRANCHES).launched
+    assert [instruction.name for _, _, instruction in launched] == ["sine", "cosine"]
 
 
 @pytest.mark.parametrize(
