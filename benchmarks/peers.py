@@ -1,9 +1,7 @@
-"""Time a peer and this package in alternation on images of the same size.
+"""Time torchvision and this package in alternation on images of the same size.
 
-    python benchmarks/peers.py --peer torchvision --python PEER_ENV/bin/python --mode train \
+    python benchmarks/peers.py --python PEER_ENV/bin/python --mode train \
         --size 800,1216 --batch 1 --turns 3 --json ratio.json
-    python benchmarks/peers.py --peer nvidia_tf2 --python PEER_ENV/bin/python --mode infer \
-        --source DeepLearningExamples/TensorFlow2/Segmentation/MaskRCNN --size 832,1344
 
 Each side runs in its own process and environment. The sides take turns of a few steps, so that
 other load on the machine affects both. The first step of a turn is not timed: after 15 idle
@@ -34,30 +32,26 @@ FOREGROUND = 28  # RoIs per image that trained models sample of COCO: 25 to 31
 # Instructions of a processor that decide how fast a precision is.
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
 HERE = Path(__file__).resolve().parent
-RECIPES = {"torchvision": "coco_torchvision.py", "nvidia_tf2": "coco.py"}  # of our side, by peer
-SETTINGS = "peer mode size batch objects precision channels_last compile source".split()
+RECIPE = HERE.parent / "configs" / "coco_torchvision.py"  # of our side
+PEER = "torchvision"
+SETTINGS = "mode size batch objects precision channels_last compile".split()
 
 
 def main(arguments: argparse.Namespace) -> None:
     settings = {name: getattr(arguments, name) for name in SETTINGS}
     commands = {
         "ours": [sys.executable, __file__, "--worker", json.dumps(settings)],
-        arguments.peer: [
-            arguments.python,
-            HERE / f"peer_{arguments.peer}.py",
-            json.dumps(settings),
-        ],
+        PEER: [arguments.python, HERE / f"peer_{PEER}.py", json.dumps(settings)],
     }
     times = {name: [] for name in commands}
     with ExitStack() as stack:
         sides = {name: stack.enter_context(Side(command)) for name, command in commands.items()}
         for name, side in sides.items():
             print(f"{name}: {side.answer()}", flush=True)  # after its first steps
-        del settings["source"]
         for _ in range(arguments.turns):
             for name, side in sides.items():
                 times[name] += side.take_turn()
-            report = summary(times, arguments.peer) | settings | processor()
+            report = summary(times, PEER) | settings | processor()
             report["date"] = time.strftime("%Y-%m-%d")
             if arguments.json:
                 Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
@@ -129,11 +123,6 @@ def peer_settings() -> SimpleNamespace:
     return SimpleNamespace(**settings, height=height, width=width)
 
 
-def canvas(height: int, width: int) -> tuple[int, int]:
-    """Round up to multiples of 64, the stride of P6, as both sides require."""
-    return height + -height % 64, width + -width % 64
-
-
 def draw_boxes(settings: SimpleNamespace) -> np.ndarray:
     """Draw [batch, objects, 4] float32 boxes x1, y1, x2, y2, sized as in our synthetic batch."""
     rng = np.random.default_rng(0)
@@ -171,13 +160,10 @@ def work(settings: dict) -> None:
     from mask_rcnn_jax.training.step import make_mesh, make_predict_step, replicate, shard_batch
 
     height, width = map(int, settings["size"].split(","))
-    size = height, width
-    if settings["peer"] == "nvidia_tf2":
-        size = canvas(height, width)
-    entries = {"data.image_size": size, "train.precision": settings["precision"]}
+    entries = {"data.image_size": (height, width), "train.precision": settings["precision"]}
     entries |= {"train.batch_size": settings["batch"]}
     entries |= {"eval.score_threshold": 0.0}  # random weights give low scores
-    recipe = load_config(HERE.parent / "configs" / RECIPES[settings["peer"]], entries)
+    recipe = load_config(RECIPE, entries)
     mesh, model = make_mesh(), inputs.recipe_model(recipe)
     variables = init_variables(model, 0)
     batch = inputs.synthetic_batch(recipe, settings["batch"], settings["objects"])
@@ -206,7 +192,6 @@ def work(settings: dict) -> None:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peer", default="torchvision", choices=list(RECIPES))
     parser.add_argument("--python", default=sys.executable, help="Python of the peer's environment")
     parser.add_argument("--mode", default="train", choices=["train", "infer"])
     parser.add_argument("--size", default="800,1216", help="height,width of the images")
@@ -216,16 +201,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=4, help=f"turns of {TIMED} timed steps")
     parser.add_argument("--channels_last", action="store_true")
     parser.add_argument("--compile", action="store_true", help="torch.compile the backbone")
-    parser.add_argument("--source", help="nvidia_tf2: folder containing mrcnn_tf2")
     parser.add_argument("--json", help="write the figures to this file")
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
-    parsed = parser.parse_args(arguments)
-    if parsed.peer == "nvidia_tf2" and not parsed.worker:
-        if not Path(parsed.source or "", "mrcnn_tf2").is_dir():
-            parser.error("--peer nvidia_tf2 needs --source, a folder containing mrcnn_tf2")
-        if parsed.precision != "float32":
-            parser.error("--peer nvidia_tf2 runs in float32 only")
-    return parsed
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

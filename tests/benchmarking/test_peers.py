@@ -73,20 +73,6 @@ def test_the_ratio_is_between_neighboring_steps():
     assert report["ours_s"]["median"] == 2.0 and report["peer_s"]["median"] == 3.0
 
 
-def test_what_the_peer_cannot_do_is_said_at_once(tmp_path, capsys):
-    for options, message in [
-        ([], "needs --source, a folder containing mrcnn_tf2"),
-        ([f"--source={tmp_path}"], "needs --source"),
-    ]:
-        with pytest.raises(SystemExit):
-            peers.parse(["--peer=nvidia_tf2", *options])
-        assert message in capsys.readouterr().err
-    (tmp_path / "mrcnn_tf2").mkdir()
-    with pytest.raises(SystemExit):
-        peers.parse(["--peer=nvidia_tf2", f"--source={tmp_path}", "--precision=bfloat16"])
-    assert "runs in float32 only" in capsys.readouterr().err
-
-
 def test_boxes_are_inside_the_image_and_not_tiny():
     settings = SimpleNamespace(height=200, width=300, batch=2, objects=50)
     boxes = peers.draw_boxes(settings)
@@ -94,8 +80,3 @@ def test_boxes_are_inside_the_image_and_not_tiny():
     assert (boxes >= 0).all() and (boxes <= np.float32([300, 200, 300, 200])).all()
     assert (boxes[..., 2:] - boxes[..., :2] > 8).all()
     np.testing.assert_array_equal(boxes, peers.draw_boxes(settings))
-
-
-@pytest.mark.parametrize("size, on", [((800, 1216), (832, 1216)), ((64, 65), (64, 128))])
-def test_canvas(size, on):
-    assert peers.canvas(*size) == on
