@@ -22,9 +22,7 @@ Deliberate differences, where NVIDIA's page and code disagree or the code misses
     pixel centers;
   * bfloat16 instead of float16 with loss scaling;
   * detection considers the best 4096 scores over all classes, theirs 1000 per class;
-  * in images with too few RoIs, empty rows are ignored; theirs train as background;
-  * the mask head takes 96 foreground RoIs per image on average (docs/scaling.md), theirs up to 128
-    in each; model.sampling.mask_rois_per_image=0 does so, too.
+  * in images with too few RoIs, empty rows are ignored; theirs train as background.
 As in their code: losses normalized over the images on one device, one fixed canvas for landscape
 and portrait, anchors encoded without the +1 assumed in decoding, RPN box targets for all matched
 anchors, RoIAlign with one point per bin, P2 to P6, no score threshold, stem and res2 frozen from
@@ -60,7 +58,7 @@ def get_config(variant: str = "") -> ConfigDict:
         anchors=dict(aspect_ratios=((1.0, 1.0), (1.4, 0.7), (0.7, 1.4)), center=0.5),
         box_coder=dict(inclusive="decoder"),
         rpn=dict(low_quality="best", min_size=-1.0),
-        sampling=dict(fg_strict=True, mask_rois_per_image=96),
+        sampling=dict(fg_strict=True),
         roi_align=dict(max_level=6, sampling_ratio=1, border="clamp", min_size=0.0),
         box_head=dict(fc_init="glorot"),
     )

@@ -28,7 +28,6 @@ def get_config() -> ConfigDict:
     config = coco.get_config()
     # Strided convolutions pad both sides, max pooling does not.
     config.model.backbone.update(norm_eps=1e-4, padding="torch")
-    config.model.sampling.mask_rois_per_image = 0
     config.optim.update(warmup_until=1000 / STEPS, decay_at=(30_000 / STEPS, 40_000 / STEPS))
     config.optim.update(rate_in_velocity=False, bias_lr_factor=2.0, loss_scale=2.0**12)
     config.train.update(steps=STEPS, eval_every=2500, checkpoint_every=3696)

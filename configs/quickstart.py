@@ -46,7 +46,7 @@ def get_config() -> ConfigDict:
             post_nms_topk_train=100,
             post_nms_topk_test=100,
         ),
-        sampling=dict(batch_size_per_image=64, mask_rois_per_image=0),
+        sampling=dict(batch_size_per_image=64),
         box_head=dict(channels=256),
         mask_head=dict(channels=32),
     )
