@@ -1,7 +1,6 @@
 """Mask R-CNN R-50-FPN on COCO 2017, NVIDIA's TensorFlow 2 recipe (mrcnn_tf2).
 
-    python -m mask_rcnn_jax.train --config configs/coco.py --workdir runs/coco \\
-        --config.model.init_from=weights/nvidia_rn50_tf_amp
+    python -m mask_rcnn_jax.train --config configs/coco.py --workdir runs/coco
 
 Not measured here. NVIDIA publishes box AP 37.96 and mask AP 34.44 for 12 epochs on eight A100.
 
@@ -14,6 +13,9 @@ Deliberate differences, where NVIDIA's page and code disagree or the code misses
     code passes that number to NMS as an output limit and searches every anchor;
   * a learning rate scaled by the global batch; theirs uses the batch per GPU, so that a single GPU
     trains at eight times the proper rate;
+  * it starts from torchvision's ResNet-50, which learned with padding on both sides, so that maps
+    shift by a pixel in each strided layer. NVIDIA's own is on NGC, which may ask for a login:
+    --config.model.init_from=weights/nvidia_rn50_tf_amp names its files;
   * ImageNet weights are loaded before the first step; theirs arrive after it;
   * classes are the json's categories in id order, without the 11 unused COCO ids (with
     data.class_ids=raw they are kept, for weights with 91 outputs);
@@ -52,6 +54,7 @@ def get_config(variant: str = "") -> ConfigDict:
     if variant == "buckets":
         config.data.update(image_size=(800, 1333), resize="shortest_edge", canvases=BUCKETS)
     config.model.update(
+        init_from="resnet50",
         input=dict(pad_multiple=0),
         backbone=dict(padding="same", pool_padding="same"),
         fpn=dict(init="glorot"),
