@@ -42,7 +42,7 @@ DEFAULTS = {
 REHEARSED = DEFAULTS | {"GPUS": "1 2", "SEEDS": "0 1", "STEPS": "2"}
 # Entries of a rehearsal's model.
 TINY = """
-    data.image_size=(64,64) data.max_instances=8 data.num_workers=0
+    data.image_size=(64,64) data.max_instances=8 data.num_workers=0 model.init_from=random
     model.backbone.depth=10 model.backbone.norm=group model.backbone.norm_eps=1e-5
     model.backbone.frozen_stages=0 model.fpn.channels=32 model.rpn.channels=32
     model.rpn.pre_nms_topk_train=50 model.rpn.pre_nms_topk_test=50

@@ -1,7 +1,6 @@
 """Mask R-CNN R-50-FPN on COCO 2017, NVIDIA's TensorFlow 2 recipe (mrcnn_tf2).
 
-    python -m mask_rcnn_jax.train --config configs/coco.py --workdir runs/coco \\
-        --config.model.init_from=weights/nvidia_rn50_tf_amp
+    python -m mask_rcnn_jax.train --config configs/coco.py --workdir runs/coco
 
 Not measured here. NVIDIA publishes box AP 37.96 and mask AP 34.44 for 12 epochs on eight A100.
 
@@ -14,6 +13,9 @@ Deliberate differences, where NVIDIA's page and code disagree or the code misses
     code passes that number to NMS as an output limit and searches every anchor;
   * a learning rate scaled by the global batch; theirs uses the batch per GPU, so that a single GPU
     trains at eight times the proper rate;
+  * it starts from torchvision's ResNet-50, which learned with padding on both sides, so that maps
+    shift by a pixel in each strided layer. NVIDIA's own is on NGC, which may ask for a login:
+    --config.model.init_from=weights/nvidia_rn50_tf_amp names its files;
   * ImageNet weights are loaded before the first step; theirs arrive after it;
   * classes are the json's categories in id order, without the 11 unused COCO ids (with
     data.class_ids=raw they are kept, for weights with 91 outputs);
@@ -22,9 +24,7 @@ Deliberate differences, where NVIDIA's page and code disagree or the code misses
     pixel centers;
   * bfloat16 instead of float16 with loss scaling;
   * detection considers the best 4096 scores over all classes, theirs 1000 per class;
-  * in images with too few RoIs, empty rows are ignored; theirs train as background;
-  * the mask head takes 96 foreground RoIs per image on average (docs/scaling.md), theirs up to 128
-    in each; model.sampling.mask_rois_per_image=0 does so, too.
+  * in images with too few RoIs, empty rows are ignored; theirs train as background.
 As in their code: losses normalized over the images on one device, one fixed canvas for landscape
 and portrait, anchors encoded without the +1 assumed in decoding, RPN box targets for all matched
 anchors, RoIAlign with one point per bin, P2 to P6, no score threshold, stem and res2 frozen from
@@ -54,13 +54,14 @@ def get_config(variant: str = "") -> ConfigDict:
     if variant == "buckets":
         config.data.update(image_size=(800, 1333), resize="shortest_edge", canvases=BUCKETS)
     config.model.update(
+        init_from="resnet50",
         input=dict(pad_multiple=0),
         backbone=dict(padding="same", pool_padding="same"),
         fpn=dict(init="glorot"),
         anchors=dict(aspect_ratios=((1.0, 1.0), (1.4, 0.7), (0.7, 1.4)), center=0.5),
         box_coder=dict(inclusive="decoder"),
         rpn=dict(low_quality="best", min_size=-1.0),
-        sampling=dict(fg_strict=True, mask_rois_per_image=96),
+        sampling=dict(fg_strict=True),
         roi_align=dict(max_level=6, sampling_ratio=1, border="clamp", min_size=0.0),
         box_head=dict(fc_init="glorot"),
     )

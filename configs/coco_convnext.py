@@ -43,6 +43,7 @@ def get_config(variant: str = "tiny") -> ConfigDict:
     config = coco_detectron2.get_config("3x")
     config.data.update(short_sides=tuple(range(480, 801, 32)), antialias=False)
     trunk = dict(width=96, layer_scale=1.0, **TRUNKS[variant])
+    config.model.init_from = ""
     config.model.backbone = named_section("backbone", "convnext", **trunk)
     config.model.input.update(channel_order="rgb", std=(58.395, 57.12, 57.375))
     config.optim.update(

@@ -1,14 +1,14 @@
 """Keypoint R-CNN R-50-FPN on COCO 2017's people, torchvision's recipe (keypointrcnn_resnet50_fpn)
 and detectron2's (keypoint_rcnn_R_50_FPN_1x and 3x): boxes and 17 keypoints, no masks.
 
-    python -m mask_rcnn_jax.train --config configs/coco_keypoints.py --workdir runs/keypoints \\
-        --config.model.init_from=resnet50
+    python -m mask_rcnn_jax.train --config configs/coco_keypoints.py --workdir runs/keypoints
     python -m mask_rcnn_jax.infer --config configs/coco_keypoints.py:coco_v1 \\
         --weights weights/keypointrcnn_resnet50_fpn_coco-fc266e95.pth --input photo.jpg --output out
 
 Not measured here. torchvision publishes box AP 54.6 and keypoint AP 65.0, detectron2 53.6 and 64.0
 (`:detectron2`), 55.4 and 65.5 (`:detectron2_3x`). `:coco_v1` is for torchvision's published
-weights, whose batch norm has no epsilon.
+weights, from which it starts, and whose batch norm has no epsilon; the others start from the
+ResNet-50 of their system.
 
 Deliberate differences: those of configs/coco_torchvision.py and configs/coco_detectron2.py.
 """
@@ -52,6 +52,8 @@ def get_config(variant: str = "") -> ConfigDict:
 
 def _torchvision(variant: str) -> ConfigDict:
     config = coco_torchvision.get_config(variant)
+    if variant == "coco_v1":
+        config.model.init_from = "keypointrcnn_resnet50_fpn_coco"
     config.data.update(class_ids="contiguous", min_keypoints=10)
     config.data.short_sides = (640, 672, 704, 736, 768, 800)
     steps = EPOCHS * EPOCH

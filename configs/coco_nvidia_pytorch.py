@@ -1,11 +1,10 @@
 """Mask R-CNN R-50-FPN on COCO 2017, NVIDIA's PyTorch recipe (maskrcnn-benchmark).
 
-    python -m mask_rcnn_jax.train --config configs/coco_nvidia_pytorch.py --workdir runs/pytorch \\
-        --config.model.init_from=weights/R-50.pkl
+    python -m mask_rcnn_jax.train --config configs/coco_nvidia_pytorch.py --workdir runs/pytorch
 
 Not measured here. NVIDIA publishes box AP 37.65 and mask AP 34.08 (TF32, eight A100).
 
-`init_from` is Detectron's R-50.pkl (from dl.fbaipublicfiles.com/detectron, not detectron2).
+It starts from Detectron's R-50.pkl (from dl.fbaipublicfiles.com/detectron, not detectron2).
 Variants: `:bs64`, `:bs32` and `:1gpu` (batch 4) are NVIDIA's other schedules, `:mlperf` uses the
 warm-up and target APs from MLPerf.
 
@@ -47,6 +46,7 @@ def get_config(variant: str = "bs96") -> ConfigDict:
     config = base.get_config()
     config.data.update(resize_rounding="caffe", antialias=True, max_vertices=512, keep_empty=False)
     config.model.update(
+        init_from="detectron_msra_r50",
         input=dict(channel_order="bgr", mean=(122.7717, 115.9465, 102.9801), std=(1.0, 1.0, 1.0)),
         backbone=dict(stride_in="1x1", norm_eps=0.0),
         anchors=dict(center=0.5, rounding="base_window"),

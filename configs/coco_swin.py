@@ -62,6 +62,7 @@ def get_config(variant: str = "tiny") -> ConfigDict:
     config = coco_mmdet.get_config()
     config.data.short_sides = tuple(range(480, 801, 32))
     trunk, epochs = TRUNKS[variant]
+    config.model.init_from = ""
     config.model.backbone = named_section("backbone", "swin", **trunk)
     if variant.startswith("cascade"):
         head = dict(name="conv_fc", num_convs=4, num_fcs=1, norm="sync_batch")

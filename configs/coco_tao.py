@@ -1,16 +1,16 @@
 """Mask R-CNN R-50-FPN on COCO 2017, the TAO Toolkit's recipe (TensorFlow 1 backend).
 
-    python -m mask_rcnn_jax.train --config configs/coco_tao.py --workdir runs/tao \\
-        --config.model.init_from=resnet50 \\
-        --config.model.backbone.stride_in=3x3
+    python -m mask_rcnn_jax.train --config configs/coco_tao.py --workdir runs/tao
 
 Not measured here. NVIDIA's blog post gives box AP 33.4 and mask AP 30.7 after 100,000 steps on
 eight GPUs, from weights trained on an Open Images subset.
 
 Changes the TensorFlow 1 recipe (configs/coco_nvidia_tf1.py) as below, with the blog post's numbers;
 `:docs` has those from the documentation's sample. docs/tao_spec.md maps TAO spec fields to entries.
-TAO's own weights (.hdf5, .tlt) are not supported; torchvision's, in the command, have their stride
-in the 3x3 convolution. Like TAO's freeze_bn, norms use stored statistics but train scale and bias.
+TAO's own weights (.hdf5, .tlt) are not supported. The recipe starts from torchvision's ResNet-50,
+and strides in the 3x3 convolution as that does; TAO strides in the first one of a block.
+torchvision's learned with padding on both sides and an epsilon of 1e-5. Like TAO's freeze_bn, norms
+use stored statistics but train scale and bias.
 The precision is float32, as both specs have use_amp: False.
 """
 
@@ -28,7 +28,7 @@ SYSTEMS = {
 def get_config(variant: str = "blog") -> ConfigDict:
     config = coco_nvidia_tf1.get_config()
     config.data.max_instances = 200
-    config.model.backbone.update(norm="affine", norm_eps=1e-3, stride_in="1x1", padding="same")
+    config.model.backbone.update(norm="affine", norm_eps=1e-3, padding="same")
     config.optim.update(learning_rate=0.02, loss_scale=2.0**15, decay_on=("kernel", "scale"))
     config.train.precision = "float32"
     if variant == "blog":

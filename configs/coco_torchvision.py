@@ -1,16 +1,16 @@
 """Mask R-CNN R-50-FPN on COCO 2017, torchvision's recipe (maskrcnn_resnet50_fpn).
 
-    python -m mask_rcnn_jax.train --config configs/coco_torchvision.py --workdir runs/torchvision \\
-        --config.model.init_from=resnet50
+    python -m mask_rcnn_jax.train --config configs/coco_torchvision.py --workdir runs/torchvision
     python -m mask_rcnn_jax.infer --config configs/coco_torchvision.py:coco_v1 \\
         --weights weights/maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth --input photo.jpg --output out
 
 Not measured here. torchvision publishes box AP 37.9 and mask AP 34.6.
 
-`:coco_v1` is for torchvision's published COCO weights, whose batch norm has no epsilon. `:v2` is
-maskrcnn_resnet50_fpn_v2 (47.4 / 41.8), trained from random weights for 400 epochs: batch norm that
-learns everywhere but in the RPN, two convolutions in the RPN, four in the box head. To start it
-from ImageNet's weights, set model.backbone.frozen_stages=2, as torchvision does.
+It starts from torchvision's ResNet-50. `:coco_v1` is for torchvision's published COCO weights, from
+which it starts, and whose batch norm has no epsilon. `:v2` is maskrcnn_resnet50_fpn_v2 (47.4 /
+41.8), trained from random weights for 400 epochs: batch norm that learns everywhere but in the RPN,
+two convolutions in the RPN, four in the box head. To start it from ImageNet's weights, set
+model.init_from=resnet50 and model.backbone.frozen_stages=2, as torchvision does.
 Deliberate differences: training uses ground-truth masks as 112 x 112 box crops
 (model.mask_targets.kind=whole with data.mask_frame=image keeps them whole, at 100 MB per image) and
 at most 100 objects per image; detection considers the best 4096 scores over all classes.
@@ -41,6 +41,7 @@ def get_config(variant: str = "") -> ConfigDict:
     # "raw" gives 90 classes, of which COCO uses 80.
     config.data.update(class_ids="raw", image_dtype="float32", keep_empty=False)
     config.model.update(
+        init_from="maskrcnn_resnet50_fpn_coco" if variant == "coco_v1" else "resnet50",
         backbone=dict(norm_eps=0.0 if variant == "coco_v1" else 1e-5),
         # Anchors are 61 pixels apart on the last level if the padded height is 800.
         anchors=dict(rounding="half_sides", stride="map"),
@@ -59,6 +60,7 @@ def get_config(variant: str = "") -> ConfigDict:
 
 def _make_v2(config: ConfigDict) -> None:
     config.model.update(
+        init_from="",
         backbone=dict(norm="sync_batch", frozen_stages=0),
         fpn=dict(norm="sync_batch"),
         rpn=dict(num_convs=2),

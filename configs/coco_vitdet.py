@@ -56,6 +56,7 @@ def get_config(variant: str = "b") -> ConfigDict:
     depth = TRUNKS[size]["depth"]
     every = depth // 4
     last = tuple(range(every - 1, depth, every))
+    config.model.init_from = ""
     config.model.backbone = named_section("backbone", "vit", **TRUNKS[size], global_blocks=last)
     config.model.fpn = named_section("fpn", "simple")
     config.model.input.update(channel_order="rgb", std=(58.395, 57.12, 57.375), pad_multiple=0)

@@ -4,8 +4,7 @@
         --output stats.html
     python -m mask_rcnn_jax.train --config dense --workdir runs/dense \\
         --config.data.train_json=train.json --config.data.train_images=train \\
-        --config.data.val_json=val.json --config.data.val_images=val \\
-        --config.model.init_from=maskrcnn_resnet50_fpn_v2_coco
+        --config.data.val_json=val.json --config.data.val_images=val
 
 configs/finetune.py for up to 2,000 objects in images of 1,024 x 1,024; docs/dense_images.md has the
 reason for each entry. `:scratch` starts from random weights, `:small` too, with a model that a
@@ -57,6 +56,7 @@ def get_config(variant: str = "") -> ConfigDict:
 
 def _start_anew(config: ConfigDict) -> None:
     """Random weights: norms that need no large batch, and everything learns."""
+    config.model.init_from = ""
     config.model.backbone.update(norm="group", frozen_stages=0)
     for name in ("fpn", "box_head", "mask_head"):
         config.model[name].norm = "group"

@@ -46,6 +46,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.data.update(resize="fit", image_size=(side, side), max_instances=50, mask_size=56)
     config.data.augment = ("brightness", "contrast")
     options: dict[str, Any] = dict(size=trunk, norm="sync_batch", frozen_stages=0)
+    config.model.init_from = ""
     config.model.backbone = named_section("backbone", "mobilenetv4", **options)
     config.model.input.pad_multiple = 0  # maps cover the canvas: nothing is masked
     config.model.fpn.update(channels=channels, norm="sync_batch")

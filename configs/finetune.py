@@ -3,12 +3,11 @@
     python -m mask_rcnn_jax.prepare check --json train.json --images train
     python -m mask_rcnn_jax.train --config configs/finetune.py --workdir runs/mine \\
         --config.data.train_json=train.json --config.data.train_images=train \\
-        --config.data.val_json=val.json --config.data.val_images=val \\
-        --config.model.init_from=maskrcnn_resnet50_fpn_v2_coco
+        --config.data.val_json=val.json --config.data.val_images=val
 
 Not measured here with these weights.
 
-torchvision's model of version 2 (configs/coco_torchvision.py:v2), to fit its COCO weights; layers
+torchvision's model of version 2 (configs/coco_torchvision.py:v2) from its COCO weights; layers
 sized by the class count are reinitialized. Ten epochs at a small rate, each followed by an
 evaluation; below 200 images more are needed, as `prepare stats` and `train` say. On a CPU use
 smaller images: --config.data.image_size="(320, 512)".
@@ -31,6 +30,7 @@ SYSTEMS = {
 
 def get_config() -> ConfigDict:
     config = coco_torchvision.get_config("v2")
+    config.model.init_from = "maskrcnn_resnet50_fpn_v2_coco"
     for name in ("backbone", "fpn", "box_head", "mask_head"):
         config.model[name].norm = "affine"
     config.model.backbone.frozen_stages = 2

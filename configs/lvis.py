@@ -1,12 +1,11 @@
 """Mask R-CNN R-50-FPN on LVIS v1: 1203 classes, rare ones among them.
 
-    python -m mask_rcnn_jax.train --config configs/lvis.py --workdir runs/lvis \\
-        --config.model.init_from=weights/R-50.pkl
+    python -m mask_rcnn_jax.train --config configs/lvis.py --workdir runs/lvis
     python -m mask_rcnn_jax.evaluate --config configs/lvis.py --results results.json --output out
 
 `1x` is detectron2's configs/LVISv1-InstanceSegmentation/mask_rcnn_R_50_FPN_1x.yaml, 180,000 steps
-of 16 images on eight GPUs: softmax over all classes. `:lsj_100ep` has the strong model of
-configs/coco_detectron2.py, from random weights, with the classifier, data and schedule of
+of 16 images on eight GPUs, from its R-50.pkl: softmax over all classes. `:lsj_100ep` has the strong
+model of configs/coco_detectron2.py, from random weights, with the classifier, data and schedule of
 projects/ViTDet/configs/LVIS (100 epochs of 64 images): a sigmoid per class, and a federated loss
 over 50 classes per image. AP not measured here; detectron2 publishes none for either.
 

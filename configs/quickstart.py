@@ -32,6 +32,7 @@ def get_config() -> ConfigDict:
     config.data.update(image_size=(128, 128), max_instances=20)
     config.data.update(bad_annotations="error", num_workers=0)
     config.model.update(
+        init_from="",
         backbone=dict(depth=10, norm="group", frozen_stages=0),
         fpn=dict(channels=64),
         anchors=dict(sizes=(16.0, 32.0, 64.0, 128.0, 256.0)),
@@ -46,7 +47,7 @@ def get_config() -> ConfigDict:
             post_nms_topk_train=100,
             post_nms_topk_test=100,
         ),
-        sampling=dict(batch_size_per_image=64, mask_rois_per_image=0),
+        sampling=dict(batch_size_per_image=64),
         box_head=dict(channels=256),
         mask_head=dict(channels=32),
     )

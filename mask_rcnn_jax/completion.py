@@ -82,7 +82,7 @@ def entries() -> dict[str, Option]:
     for name in flatten(recipe.to_dict()):
         entry = described.get(name)
         values = tuple(map(str, entry.choices)) if entry else ()
-        values = names_of_weights() if name == "model.init_from" else values
+        values = (*names_of_weights(), "random") if name == "model.init_from" else values
         found[f"config.{name}"] = Option(values=values, about=entry.meaning if entry else "")
     return found
 

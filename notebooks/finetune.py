@@ -96,8 +96,7 @@ Image.fromarray(truth)
 # The recipe `finetune` is made for this: few epochs, a small learning rate. Here it gets small
 # images and the model of the initial run, because weights fit only the model they were trained in.
 # It also gets that run's optimizer, Adam, because small models with group norm learn slowly with
-# SGD. For torchvision's weights, use the recipe unchanged: replace the four lines below it by the
-# override `"model.init_from": "maskrcnn_resnet50_fpn_v2_coco"`.
+# SGD. For torchvision's weights, use the recipe unchanged: leave out the three lines below it.
 
 # %%
 config = mrcnn.load_config(

@@ -217,7 +217,8 @@ def test_a_configs_package_of_ones_own_is_not_in_the_way(folder, fails, monkeypa
     monkeypatch.setitem(sys.modules, "configs", None)  # afterwards it is as it was
     del sys.modules["configs"]
     assert "no annotation file 'mine.json'" in fails("--config=configs/finetune.py")
-    line = fails("--config", "finetune", "--config.data.train_json=other.json")
+    entries = "--config.data.train_json=other.json", "--config.model.init_from=random"
+    line = fails("--config", "finetune", *entries)
     assert "no annotation file 'other.json'" in line and "(data.train_json)" in line
 
 

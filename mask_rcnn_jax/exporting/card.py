@@ -92,7 +92,7 @@ def _about(recipe: Recipe, categories: Sequence[Mapping[str, Any]], facts: Facts
     trained = "" if facts.step is None else f", trained for {facts.step} steps"
     noun = "class" if len(categories) == 1 else "classes"
     text = f"{kind} of mask_rcnn_jax for {len(categories)} {noun}, backbone {name}{trained}."
-    start = recipe.model.init_from.rstrip("/")
+    start = recipe.model.weights.rstrip("/")
     if facts.step is not None and start:
         text += f" It started from {_code(start if '://' in start else start.rpartition('/')[2])}."
     return text

@@ -51,17 +51,14 @@ def translate(fields: Fields) -> tuple[dict[str, Any], list[str]]:
     entries |= _backbone(fields) | _input(fields) | _anchors(fields) | _heads(fields, notes)
     entries |= _data(fields) | _solver(fields, notes) | mask_head(fields, BASE)
     entries |= keypoint_head(fields, notes) | datasets(fields, notes)
-    if weights := fields.get("MODEL.WEIGHTS"):
-        text = str(weights)
-        text = (
-            "detectron2_msra_r50" if text.endswith("2://ImageNetPretrained/MSRA/R-50.pkl") else text
-        )
-        if "://" in text:
-            zoo = "https://dl.fbaipublicfiles.com/detectron2/"
-            address = text.replace("detectron2://", zoo)
-            notes.append(f"MODEL.WEIGHTS: fetch {show(address, 300)} and set model.init_from")
-        else:
-            entries["model.init_from"] = text
+    text = str(fields.get("MODEL.WEIGHTS") or "")
+    if text.endswith("2://ImageNetPretrained/MSRA/R-50.pkl"):
+        text = "detectron2_msra_r50"
+    elif "://" in text:
+        zoo = "https://dl.fbaipublicfiles.com/detectron2/"
+        address, text = text.replace("detectron2://", zoo), ""
+        notes.append(f"MODEL.WEIGHTS: fetch {show(address, 300)} and set model.init_from")
+    entries["model.init_from"] = text
     for name in fields.unread:
         if name.startswith("MODEL."):
             raise fields.fault(name, "no such field: it has no counterpart here")

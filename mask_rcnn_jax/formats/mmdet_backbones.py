@@ -83,7 +83,7 @@ def backbone(fields: Fields, base: str, notes: list[str]) -> dict[str, Any]:
     if kind not in KINDS:
         raise fields.fault(f"{AT}.type", " or ".join(map(repr, KINDS)))
     fields.check({f"{AT}.out_indices": ((0, 1, 2, 3),)})
-    entries: dict[str, Any] = {}
+    entries: dict[str, Any] = {"model.init_from": ""}
     for name in ("model.pretrained", f"{AT}.pretrained", f"{AT}.init_cfg.checkpoint"):
         if checkpoint := fields.get(name):
             entries |= start(name, checkpoint, notes)
@@ -101,6 +101,8 @@ def start(name: str, checkpoint: Any, notes: list[str]) -> dict[str, Any]:
     known, _, weights = text.partition("://")
     if known == "torchvision" and weights in ("resnet18", "resnet34", "resnet50", "resnet101"):
         return {"model.init_from": weights}
+    if text == "open-mmlab://detectron2/resnet50_caffe":
+        return {"model.init_from": "detectron2_msra_r50"}
     if "://" in text:
         advice = "fetch it, or what docs/recipes.md has, and set model.init_from"
         notes.append(f"{name}: {show(text, 300)}; {advice}")

@@ -81,11 +81,12 @@ def translate(spec: Spec, gpus: int) -> tuple[dict[str, Any], list[str]]:
     for name, value in FIXED.items():
         if values.get(name, value) != value:
             raise spec.fault(name, repr(value))
-    if checkpoint := values.get("checkpoint"):
-        if checkpoint.endswith((".hdf5", ".tlt", ".etlt")):
-            notes.append(f"checkpoint: {show(checkpoint, 300)} cannot be read, set model.init_from")
-        else:
-            entries["model.init_from"] = checkpoint
+    depth, checkpoint = values.get("nlayers", 50), values.get("checkpoint") or ""
+    public = "" if depth == 10 else f"resnet{depth}"  # by torchvision
+    if checkpoint.endswith((".hdf5", ".tlt", ".etlt")):
+        found, checkpoint = f"checkpoint: {show(checkpoint, 300)} cannot be read", ""
+        notes.append(f"{found}; model.init_from is {public or 'to be set'}")
+    entries["model.init_from"] = checkpoint or public
     thresholds = [values.get(n) for n in ("train_rpn_nms_threshold", "test_rpn_nms_thresh")]
     if None not in thresholds and thresholds[0] != thresholds[1]:
         notes.append("test_rpn_nms_thresh: model.rpn.nms_thresh is also that of training")

@@ -95,7 +95,8 @@ class ModelOptions:
 
     Attributes:
         num_classes: classes without background; 0: as annotated.
-        init_from: a run's workdir or a weight file to start from; '': random weights.
+        init_from: a run's workdir, a weight file or a name of `prepare weights` to start from;
+            'random': random weights, as '' where all layers learn.
         adapt_input: how `init_from` for red, green and blue takes the bands of
             `data.bands.names`: "mean" gives each the mean of the three, "repeat" the three in turn
             (timm's way), "names" to those named red, green and blue their own and the mean to the
@@ -140,6 +141,11 @@ class ModelOptions:
         named = {name: name_part(name, section[name], imports=imports) for name in given}
         others = {name: value for name, value in section.items() if name not in named}
         return replace(parts.build(cls, others, "model"), **named)
+
+    @property
+    def weights(self) -> str:
+        """What to start from; '' if the weights are random."""
+        return "" if self.init_from == "random" else self.init_from
 
     @property
     def has_masks(self) -> bool:

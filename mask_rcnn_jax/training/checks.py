@@ -2,10 +2,12 @@
 
 import math
 
+import jax.numpy as jnp
 import optax
 
 from mask_rcnn_jax.data.dataset import Dataset, dataset_name, is_boxes_only, keypoints
 from mask_rcnn_jax.data.options import DataOptions, canvas_size
+from mask_rcnn_jax.models.protocols import BackboneLike, ability
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.recipe.stopping import StopRule
 from mask_rcnn_jax.training.batches import view_sizes
@@ -25,6 +27,28 @@ def check_recipe(recipe: Recipe, devices: int, optimizer: object) -> int:
         )
     train, accumulate_steps = recipe.train, recipe.optim.accumulate_steps
     return count_microbatches(accumulate_steps, train.images_per_device, train.batch_size, devices)
+
+
+def check_start(recipe: Recipe) -> None:
+    """Raise ValueError if a run would begin with random weights that do not learn, and
+    `model.init_from` does not ask for them."""
+    if recipe.model.init_from:
+        return
+    section, optim = recipe.model.backbone, recipe.optim
+    norm = section.get("norm", None)
+    layers = ability(section.make(dtype=jnp.float32, remat=False), BackboneLike, "frozen")
+    still = {
+        f"model.backbone.norm={norm}": norm in ("frozen", "affine"),
+        f"{', '.join(layers)} of the backbone": layers,
+        f"optim.freeze={optim.freeze}": optim.freeze,
+        f"optim.lora.rank={optim.lora.rank}": optim.lora.rank,
+    }
+    if found := [what for what, is_still in still.items() if is_still]:
+        raise ValueError(
+            f"the weights are random, and some do not learn ({'; '.join(found)}): name those to "
+            "start from, --config.model.init_from=NAME (`prepare weights` lists names), or ask for "
+            "random ones, --config.model.init_from=random"
+        )
 
 
 def check_evaluated(

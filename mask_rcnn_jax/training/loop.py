@@ -25,6 +25,7 @@ from mask_rcnn_jax.recipe.stopping import Metrics
 from mask_rcnn_jax.terminal import console, interrupts
 from mask_rcnn_jax.training.batches import abstract_train_batch
 from mask_rcnn_jax.training.checkpoint import Checkpoints
+from mask_rcnn_jax.training.checks import check_start
 from mask_rcnn_jax.training.compiling import compile_canvases
 from mask_rcnn_jax.training.ending import by_loggers_alone
 from mask_rcnn_jax.training.evaluations import Evaluations
@@ -111,8 +112,10 @@ def train(
     loggers = resolve_loggers([*recipe.train.loggers, *given])  # before minutes of reading data
     on_first(lambda: check_loggers(loggers))
     is_begun = on_first(mirror.has_checkpoint)
-    if not is_begun and recipe.model.init_from:
-        on_first(lambda: pretrained.check_source(recipe.model.init_from))
+    if not is_begun:
+        check_start(recipe)
+        if weights := recipe.model.weights:
+            on_first(lambda: pretrained.check_source(weights))
     work, teacher = prepare(recipe, mesh, (train_set, val_set), augment, optimizer, losses)
     if is_begun and mirror.address:  # a mistake takes nothing from a run that is at work there
         classes = categories(work.train_set)

@@ -24,14 +24,12 @@ from mask_rcnn_jax.data.source import load_train, load_val
 from mask_rcnn_jax.models.build import abstract_variables, init_variables
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
-from mask_rcnn_jax.models.protocols import BackboneLike, ability
 from mask_rcnn_jax.ops.classifier import Classifier
 from mask_rcnn_jax.recipe.entries import flatten
 from mask_rcnn_jax.recipe.options import EVAL_STEPS, TrainOptions
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.terminal.safe_text import cut
 from mask_rcnn_jax.training import processes
-from mask_rcnn_jax.training.freezing import frozen_leaves
 from mask_rcnn_jax.training.low_rank import add_adapters
 from mask_rcnn_jax.training.optim import build_optimizer
 from mask_rcnn_jax.training.step import TrainState
@@ -166,7 +164,7 @@ def initial_state(
         resuming: whether they are replaced by those of a checkpoint.
         accept_mismatch: that of `train`.
     """
-    variables, source = abstract_variables(model), recipe.model.init_from
+    variables, source = abstract_variables(model), recipe.model.weights
     if teacher is not None and recipe.distill.inherit and not resuming:
         variables = inherit(variables, teacher)
     if source and not resuming:
@@ -180,30 +178,8 @@ def initial_state(
     lora, backbone = recipe.optim.lora, model.backbone
     params = add_adapters(variables["params"], lora, backbone, recipe.train.seed)
     variables = {**variables, "params": params}
-    if not (source or resuming):
-        _warn_of_random_weights(recipe, backbone, params)
     tx = build_optimizer(recipe, schedule, params, backbone, optimizer)
     return TrainState.start(variables, tx, recipe.train), tx
-
-
-def _warn_of_random_weights(recipe: Recipe, backbone: Any, params: Mapping[str, Any]) -> None:
-    """Warn where the backbone starts from random weights and cannot make up for it."""
-    norm, frozen = (
-        recipe.model.backbone.get("norm", None),
-        ability(backbone, BackboneLike, "frozen"),
-    )
-    leaves = frozen_leaves(params, recipe.optim.freeze, frozen).get("backbone", {})
-    if norm in ("frozen", "affine"):
-        logging.warning(
-            "model.backbone.norm is %r and the weights are random: this will hardly learn; set "
-            "model.init_from, or model.backbone.norm=group and model.backbone.frozen_stages=0",
-            norm,
-        )
-    elif any(jax.tree.leaves(leaves)):
-        logging.warning(
-            "the backbone's weights are random, and some do not change: this will hardly learn; "
-            "set model.init_from, or train all of it"
-        )
 
 
 def check_processes(tree: Mapping[str, Any], dataset: Dataset) -> None:

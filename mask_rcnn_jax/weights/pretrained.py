@@ -90,7 +90,9 @@ def check_source(source: str) -> None:
         elif not os.path.exists(path) and not os.path.exists(f"{path}.index"):
             raise published.absent(path)
     except (ValueError, OSError) as error:
-        raise ValueError(f"model.init_from: {error}") from error
+        is_fetched = isinstance(error, OSError) and published.is_name(source)
+        advice = ", or name it: --config.model.init_from=FILE" if is_fetched else ""
+        raise ValueError(f"model.init_from: {error}{advice}") from error
 
 
 def load(

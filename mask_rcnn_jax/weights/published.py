@@ -194,10 +194,11 @@ BY_HAND = {
     "nvidia_rn50_tf_amp": "a zip of NVIDIA's NGC catalog; fetch "
     "https://api.ngc.nvidia.com/v2/models/nvidia/rn50_tf_amp_ckpt/versions/20.06.0/zip (with a "
     "login, if it asks for one, from the page rn50_tf_amp_ckpt of catalog.ngc.nvidia.com), unpack "
-    "it, and name its nvidia_rn50_tf_amp without an ending",
+    "it, and name its nvidia_rn50_tf_amp without an ending; resnet50 is public and fits, but for "
+    "padding",
     "resnet-nhwc-2018-02-07": "a folder of Google's; copy it with `gsutil cp -r "
     "gs://cloud-tpu-checkpoints/retinanet/resnet50-checkpoint-2018-02-07 .`, and name its "
-    "model.ckpt-112603 without an ending",
+    "model.ckpt-112603 without an ending; resnet50 fits, but for the padding of a pooling",
 }
 
 # Weights that come with the package, by name, and the recipes that they fit; docs/results.md has

@@ -262,6 +262,10 @@ CONFIG_FAULTS = {
         {"model.init_from": "nothing://bucket/weights.pth"},
         ["nothing://bucket/weights.pth: Protocol not known: nothing"],
     ),
+    "random weights that do not learn": (
+        {"model.backbone.frozen_stages": 2, "data.train_json": "absent.json"},
+        ["some do not learn (stem, res2 of the backbone): name", "--config.model.init_from=random"],
+    ),
     "class count of another set": (
         {"model.num_classes": 80},
         ["model.num_classes is 80", "have 2 categories"],
@@ -284,11 +288,11 @@ CONFIG_FAULTS = {
         ["model.init_from: hf://owner names no model, expected hf://owner/name"],
     ),
     "a pattern that freezes nothing": (
-        {"optim.freeze": ("fnp/*",)},
+        {"optim.freeze": ("fnp/*",), "model.init_from": "random"},
         ["optim.freeze has 'fnp/*', which matches no parameter; did you mean fpn"],
     ),
     "adapters of a trunk without attention": (
-        {"optim.lora.rank": 4},
+        {"optim.lora.rank": 4, "model.init_from": "random"},
         ["optim.lora.kernels has 'backbone/*/attn', which matches no kernel; "],
     ),
     "a loss that is not there": ({"loss.own": ("no_module_of_mine:loss",)}, ["no_module_of_mine"]),

@@ -155,7 +155,9 @@ def cheap(entry: str, arguments: list[str]) -> list[str]:
         changes |= WINDOWS | {"data.image_size": (128, 128)}
     kept = {n: v for n, v in changes.items() if n in LENGTH or f"--config.{n}=" not in given}
     if any(f"init_from={start}" in given for start in NO_FILES):
-        kept |= {"model.init_from": "", "optim.learning_rate": 1e-4}  # with random weights
+        kept |= {"model.init_from": "random", "optim.learning_rate": 1e-4}
+    elif entry == "train" and "init_from=" not in given and "--config runs/" not in given:
+        kept |= {"model.init_from": "random"}  # what a recipe names is fetched
     if ":buckets" in given:
         kept |= {"data.canvases": CANVASES}
     return [*(f"--config.{name}={value}" for name, value in kept.items()), *SHORT.get(entry, [])]

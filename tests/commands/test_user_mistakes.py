@@ -173,7 +173,7 @@ COMMANDS = {
     ),
     "training on crowds alone": (
         "train --config=finetune --workdir=HERE/run --config.data.train_json=CROWDS "
-        "--config.data.train_images=IMAGES --config.data.val_json=",
+        "--config.data.train_images=IMAGES --config.data.val_json= --config.model.init_from=random",
         ["instances.json", "no image has an object to train on", "crowds"],
     ),
     "a misspelled command": ("__main__ inferr", ["'inferr'", "'infer'"]),

@@ -4,11 +4,12 @@ import re
 
 import pytest
 
-from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.config import as_recipe, load_config
 from mask_rcnn_jax.formats import d2_fields, d2_heads
 from mask_rcnn_jax.formats.d2_recipe import write_recipe
 from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.recipe.entries import flatten
+from mask_rcnn_jax.training.checks import check_start
 from tests.commands.command import ROOT, error_line, run_inside
 
 BASE = """\
@@ -81,7 +82,7 @@ DATASETS:
   TRAIN: ("keypoints_coco_2017_train",)
   TEST: ("keypoints_coco_2017_val",)
 """
-OF_SETS = {"data.num_workers", "model.num_classes", "optim.decay_on"}
+OF_SETS = {"data.num_workers", "model.num_classes", "model.init_from", "optim.decay_on"}
 
 
 def write(folder, text):
@@ -113,8 +114,11 @@ def test_configs_of_the_zoo_are_the_recipes(text, variant, tmp_path):
     expected = flatten(load_config(f"coco_detectron2:{variant}").to_dict())
     different = {name for name in found if found[name] != expected[name]}
     # Frozen norms do not decay, whatever `decay_on` says.
-    assert different - {"optim.decay_on"} == {"data.num_workers"} and not notes
+    others = {"data.num_workers", "model.init_from"}
+    assert different - {"optim.decay_on"} == others and not notes
     assert found["optim.decay_on"] == ("kernel", "kernel_bias")
+    with pytest.raises(ValueError, match="the weights are random, and some do not learn"):
+        check_start(as_recipe(load_config(tmp_path / "recipe.py")))
 
 
 @pytest.mark.parametrize(
@@ -296,7 +300,7 @@ def test_a_config_that_cannot_be_read_is_named(text, words, tmp_path):
 
 
 def test_what_has_no_counterpart_is_named(tmp_path):
-    _, notes = recipe_of(
+    found, notes = recipe_of(
         tmp_path,
         MASKS + "  WEIGHTS: detectron2://ImageNetPretrained/MSRA/R-101.pkl\n"
         "DATASETS: {TRAIN: [mine]}\nINPUT: {CROP: {ENABLED: True, SIZE: [0.5, 0.5]}}\n"
@@ -309,7 +313,7 @@ def test_what_has_no_counterpart_is_named(tmp_path):
         "MY_OWN",
     ]
     zoo = "https://dl.fbaipublicfiles.com/detectron2/ImageNetPretrained/MSRA/R-101.pkl"
-    assert f"fetch '{zoo}' and set model.init_from" in notes[1]
+    assert f"fetch '{zoo}' and set model.init_from" in notes[1] and not found["model.init_from"]
 
 
 def test_every_field_has_a_row_in_the_documentation():

@@ -117,6 +117,7 @@ def test_the_spec_of_the_blog_is_the_recipe_in_configs(tmp_path):
         "checkpoint",
         "training_file_pattern",
     ]
+    assert notes[1].endswith("cannot be read; model.init_from is resnet50")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,14 @@ def test_the_spec_of_the_blog_is_the_recipe_in_configs(tmp_path):
             {"train.loggers": ("wandb", "clearml")},
         ),
         (("/workspace/resnet50.hdf5", "/weights/r50.pth"), {"model.init_from": "/weights/r50.pth"}),
-        (("nlayers: 50", "nlayers: 18"), {"model.backbone.depth": 18}),
+        (
+            ("nlayers: 50", "nlayers: 18"),
+            {"model.backbone.depth": 18, "model.init_from": "resnet18"},
+        ),
+        (
+            ("nlayers: 50", "nlayers: 10"),
+            {"model.backbone.depth": 10, "model.init_from": ""},
+        ),
     ],
 )
 def test_a_field_sets_its_entry(change, entries, tmp_path):

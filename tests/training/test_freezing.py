@@ -1,7 +1,6 @@
 """Parameters that `optim.freeze` names stay, and cost nothing."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,6 @@ import pytest
 from mask_rcnn_jax.benchmarking import inputs
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.models.build import abstract_variables, build_model
-from mask_rcnn_jax.training import setup
 from mask_rcnn_jax.training.freezing import check_freeze, matches, names_of
 from mask_rcnn_jax.training.optim import build_optimizer
 from mask_rcnn_jax.training.step import (
@@ -176,31 +174,3 @@ def test_a_recipe_with_a_wrong_pattern_is_refused():
     params = abstract_variables(model)["params"]
     with pytest.raises(ValueError, match=r"optim.freeze has 'fnp/\*'.*did you mean fpn"):
         build_optimizer(wanted, lambda _: jnp.float32(0.1), params, model.backbone)
-
-
-@pytest.mark.parametrize(
-    ("entries", "stages", "warns"),
-    [
-        ({}, (), False),
-        ({"optim.freeze": ("fpn",)}, (), False),
-        ({"optim.freeze": ("backbone/res2_0",)}, (), True),
-        ({}, ("stem", "res2"), True),
-        ({"optim.lora.rank": 1, "optim.lora.kernels": ("backbone/res3_*",)}, (), True),
-    ],
-)
-def test_frozen_random_weights_of_the_backbone_are_warned_of(
-    entries, stages, warns, monkeypatch, caplog
-):
-    tree = {"params": PARAMS, "batch_stats": {}}
-    monkeypatch.setattr(setup, "abstract_variables", lambda model: tree)
-    monkeypatch.setattr(setup, "init_variables", lambda model, seed, given: given)
-    config = tiny_config()
-    config.model.backbone.norm = "group"
-    config.update_from_flattened_dict(entries)
-    backbone = Trunk() if not stages else SimpleNamespace(frozen=stages)
-    given = as_recipe(config), SimpleNamespace(backbone=backbone), lambda step: 0.1, None
-    setup.initial_state(*given, resuming=False)
-    assert ("weights are random, and some do not change" in caplog.text) == warns
-    caplog.clear()
-    setup.initial_state(*given, resuming=True)
-    assert not caplog.text

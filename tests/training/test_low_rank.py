@@ -211,6 +211,7 @@ def test_adapters_decay_and_slow_down_as_their_kernels_do():
 
 def run_config():
     config = small_config()
+    config.model.init_from = "random"
     config.optim.update(name="adamw", learning_rate=0.01, freeze=("backbone", "fpn"))
     config.optim.lora.update(rank=2, kernels=("backbone", "box_head/fc*"))
     config.train.ema_decay = 0.5

@@ -67,6 +67,9 @@ def test_without_a_network_the_error_says_what_to_do(some, tmp_path):
     path = tmp_path / "home" / "absent.pth"
     with pytest.raises(OSError, match=f"/absent.pth: .*; without a network, .* save it as {path}"):
         find("absent")
+    known = f"^model.init_from: .*save it as {path}, or name it: --config.model.init_from=FILE$"
+    with pytest.raises(ValueError, match=known):
+        check_source("absent")
 
 
 def test_unknown_names_and_addresses_are_refused(tmp_path):
@@ -163,7 +166,7 @@ def test_weights_in_several_files_say_what_to_do(name, tmp_path):
     with pytest.raises(ValueError, match=f"{name} is a backbone, expected a detector"):
         mrcnn.load(name)
     for call in (lambda: fetch(name, tmp_path), lambda: find(name), lambda: check_source(name)):
-        with pytest.raises(ValueError, match=f"{name} is a .*, and name its .* without an ending"):
+        with pytest.raises(ValueError, match=f"{name} is a .*, and name its .* an ending; resnet"):
             call()
 
 
