@@ -5,6 +5,7 @@ NumPy alone, for the tests and for `tests/goldens/complete/make.py`, which runs 
 
 import json
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,10 +50,6 @@ class System:
     detections: int = 40
     gains: dict[str, float] = field(default_factory=dict)  # of arrays, by a part of their names
 
-    def draw(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-        gains = self.gains | GAINS
-        return {name: array(name, tuple(shape), gains) for name, shape in shapes.items()}
-
 
 MASKS, POINTS = {"mask_head.channels": CHANNELS}, {"keypoint_head.channels": CHANNELS}
 CONVS = {"box_head.conv_channels": CHANNELS}
@@ -69,11 +66,18 @@ SYSTEMS = {
     ),
     "mmdetection": System("coco_mmdet", "mmdetection", MASKS),
     "mmdetection_swin": System("coco_swin:tiny_1x", "mmdetection", MASKS),
+    "mmdetection_swin_cascade": System("coco_swin:cascade_tiny", "mmdetection", MASKS | CONVS),
 }
 
 
-def array(name: str, shape: tuple[int, ...], gains: dict[str, float]) -> np.ndarray:
-    """float32 in torch's layout: whole numbers of a generator, scaled, on any machine the same."""
+def draw(
+    shapes: dict[str, tuple[int, ...]], gains: Mapping[str, float] = {}
+) -> dict[str, np.ndarray]:
+    """Arrays in torch's layout that depend on name and shape alone, on any machine."""
+    return {name: _array(name, tuple(shape), {**gains, **GAINS}) for name, shape in shapes.items()}
+
+
+def _array(name, shape, gains):
     rng = np.random.Generator(np.random.PCG64(zlib.crc32(name.encode())))
     drawn = rng.random(shape, np.float32) * np.float32(2) - np.float32(1)
     gain = next((gain for part, gain in gains.items() if part in name), None)
@@ -83,8 +87,7 @@ def array(name: str, shape: tuple[int, ...], gains: dict[str, float]) -> np.ndar
         return drawn * np.float32(0.1)
     if shape[1] % 2 == 0:  # what channels have in common cancels, so that places differ
         drawn[:, shape[1] // 2 :] = -drawn[:, : shape[1] // 2]
-    gain = gain or 1.5
-    return drawn * np.float32(gain * (3 / np.prod(shape[1:])) ** 0.5)
+    return drawn * np.float32((gain or 1.5) * (3 / np.prod(shape[1:])) ** 0.5)
 
 
 def image(number: int) -> np.ndarray:

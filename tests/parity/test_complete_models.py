@@ -46,10 +46,15 @@ def recipe(system):
     return load_config(system.recipe, entries)
 
 
-@pytest.mark.parametrize("name", systems.SYSTEMS)
+SLOW = ("mmdetection_swin_cascade",)  # a variant of another
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in systems.SYSTEMS]
+)
 def test_detections_are_those_of_the_system(name, tmp_path):
     system, golden = systems.SYSTEMS[name], systems.load(name)
-    path = write_weights(system.library, system.draw(golden["shapes"]), tmp_path)
+    path = write_weights(system.library, systems.draw(golden["shapes"], system.gains), tmp_path)
     config = recipe(system)
     predictor = mrcnn.Predictor(config, mrcnn.load_variables(path, config))
     for i, ours in enumerate(predictor([systems.image(i) for i in range(len(systems.SIZES))])):

@@ -2,7 +2,7 @@
 
     python tests/goldens/complete/make.py torchvision torchvision_v2 torchvision_keypoints
     PYTHONPATH=D2:D2/projects/PointRend python tests/goldens/complete/make.py detectron2 ...
-    python tests/goldens/complete/make.py mmdetection mmdetection_swin
+    python tests/goldens/complete/make.py mmdetection mmdetection_swin mmdetection_swin_cascade
 
 by names of `tests.parity.systems.SYSTEMS`, whose weights are drawn there; D2 is a checkout of
 github.com/facebookresearch/detectron2, which needs none of its compiled code. The systems' own
@@ -21,7 +21,7 @@ import torch
 import torchvision
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parents[2]), str(HERE.parent / "swin")]
+sys.path[:0] = [str(HERE.parents[2]), str(HERE.parent / "swin")]  # for mmdet_stub
 from tests.parity.systems import (  # noqa: E402
     CHANNELS,
     CLASSES,
@@ -31,6 +31,7 @@ from tests.parity.systems import (  # noqa: E402
     SHORT,
     SIZES,
     SYSTEMS,
+    draw,
     image,
 )
 from tests.survivors import Survivors, pair_survivors  # noqa: E402
@@ -138,17 +139,27 @@ def mmdetection_model(name):
     from mmdet.apis import inference_detector, init_detector
     from mmengine.config import Config
 
-    path = "mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py"
-    if name.endswith("swin"):
-        path = "swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py"
-    config = Config.fromfile(Path(mmdet.__file__).parent / ".mim/configs" / path)
+    def read(path):
+        return Config.fromfile(Path(mmdet.__file__).parent / ".mim/configs" / path)
+
+    config = read("mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py")
+    swin, cascade = "swin" in name, name.endswith("cascade")
+    if swin:
+        config = of_swin = read("swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py")
+    if cascade:  # as Swin-Transformer-Object-Detection has it
+        config = read("cascade_rcnn/cascade-mask-rcnn_r50_fpn_1x_coco.py")
+        config.model.backbone, config.model.neck = of_swin.model.backbone, of_swin.model.neck
     model, heads = config.model, config.model.roi_head
     model.backbone.init_cfg = None
     model.neck.out_channels = C
     model.rpn_head.update(in_channels=C, feat_channels=C)
     for extractor in (heads.bbox_roi_extractor, heads.mask_roi_extractor):
         extractor.out_channels = C
-    heads.bbox_head.update(in_channels=C, fc_out_channels=HIDDEN, num_classes=CLASSES)
+    for head in heads.bbox_head if cascade else [heads.bbox_head]:
+        head.update(in_channels=C, fc_out_channels=HIDDEN, num_classes=CLASSES)
+        if cascade:
+            head.update(type="ConvFCBBoxHead", num_shared_convs=4, num_shared_fcs=1)
+            head.update(conv_out_channels=C, norm_cfg=dict(type="BN"), reg_class_agnostic=False)
     heads.mask_head.update(in_channels=C, conv_out_channels=C, num_classes=CLASSES)
     model.test_cfg.rpn.max_per_img = PROPOSALS
     model.test_cfg.rcnn.max_per_img = SYSTEMS[name].detections
@@ -185,7 +196,7 @@ def main(name):
     model, predict, version = globals()[f"{system.library}_model"](name)
     state = {key: a for key, a in model.state_dict().items() if a.is_floating_point()}
     shapes = {key: tuple(a.shape) for key, a in state.items()}
-    drawn, rng, found = system.draw(shapes), np.random.default_rng(0), []
+    drawn, rng, found = draw(shapes, system.gains), np.random.default_rng(0), []
     for scale in (0, NOISE, NOISE):
         arrays = {
             key: torch.from_numpy(np.float32(a * (1 + scale * rng.standard_normal(a.shape))))
