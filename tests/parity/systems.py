@@ -17,6 +17,8 @@ GOLDENS = Path(__file__).parents[1] / "goldens/complete"
 SHORT, LONG = 96, 160
 SIZES = ((100, 180), (120, 144))  # of the images, which become 89 x 160 and 96 x 115
 CLASSES, CHANNELS, HIDDEN, PROPOSALS = 5, 64, 128, 200
+# More anchors and RoIs than there are, so that training takes all, and nothing is random.
+ANCHORS, ROIS = 8000, 512
 # Branches add little to a trunk's sums. Of last layers, so that scores differ and boxes move.
 GAINS = {
     "bn3.weight": 0.3,
@@ -70,6 +72,8 @@ SYSTEMS = {
     "mmdetection_swin": System("coco_swin:tiny_1x", "mmdetection", MASKS),
     "mmdetection_swin_cascade": System("coco_swin:cascade_tiny", "mmdetection", MASKS | CONVS),
 }
+# Whose losses and gradients are stored as well.
+TRAINED = ("torchvision", "torchvision_v2", "detectron2", "detectron2_cascade")
 
 
 def draw(
@@ -92,16 +96,35 @@ def _array(name, shape, gains):
     return drawn * np.float32((gain or 1.5) * (3 / np.prod(shape[1:])) ** 0.5)
 
 
-def image(number: int) -> np.ndarray:
+def image(number: int, size: tuple[int, int] | None = None) -> np.ndarray:
     """[H, W, 3] uint8, red, green and blue: squares of one color, with noise."""
     rng = np.random.Generator(np.random.PCG64(number))
-    height, width = SIZES[number]
-    squares = rng.integers(0, 200, (height // 10, width // 10 + 1, 3))
+    height, width = size or SIZES[number]
+    squares = rng.integers(0, 200, (height // 10 + 1, width // 10 + 1, 3))
     squares = squares.repeat(10, axis=0).repeat(10, axis=1)[:height, :width]
     return (squares + rng.integers(0, 56, squares.shape)).astype(np.uint8)
+
+
+def objects(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Boxes [3, 4], classes and polygons [3, 4, 2] of diamonds in an image of SHORT x LONG."""
+    x, y = np.float32([[16, 60, 96], [24, 8, 40]]) + 4 * number
+    width, height = np.float32([[40, 24, 56], [32, 60, 44]])
+    points = [(x, y + height / 2), (x + width / 2, y), (x + width, y + height / 2)]
+    points.append((x + width / 2, y + height))
+    boxes = np.stack([x, y, x + width, y + height], axis=1)
+    return boxes, np.array([1, 2, 5]), np.moveaxis(np.array(points), 2, 0)
+
+
+def diamonds(boxes: np.ndarray) -> np.ndarray:
+    """Masks [N, SHORT, LONG] of the diamonds in boxes."""
+    center = (boxes[:, None, None, 2:] + boxes[:, None, None, :2]) / 2
+    half = (boxes[:, None, None, 2:] - boxes[:, None, None, :2]) / 2
+    at = np.stack(np.meshgrid(np.arange(LONG), np.arange(SHORT)), axis=-1) + 0.5
+    return np.abs((at - center) / half).sum(axis=-1) <= 1
 
 
 def load(name: str) -> dict[str, np.ndarray]:
     with np.load(GOLDENS / f"{name}.npz") as file:
         arrays = dict(file)
-    return arrays | {"shapes": json.loads(str(arrays["shapes"]))}
+    texts = arrays.keys() & {"shapes", "losses", "gradients", "statistics"}
+    return arrays | {key: json.loads(str(arrays[key])) for key in texts}

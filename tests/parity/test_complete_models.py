@@ -32,7 +32,7 @@ def write_weights(library, arrays, folder):
     return path
 
 
-def recipe(system):
+def recipe(system, changes=()):
     widths = {
         "num_classes": 0,  # the file says how many
         "fpn.channels": systems.CHANNELS,
@@ -43,7 +43,7 @@ def recipe(system):
     entries = {f"model.{entry}": value for entry, value in (widths | system.widths).items()}
     entries |= {"data.image_size": (systems.SHORT, systems.LONG), "data.short_sides": ()}
     entries |= {"eval.detections_per_image": system.detections, "train.precision": "float32"}
-    return load_config(system.recipe, entries)
+    return load_config(system.recipe, entries | dict(changes))
 
 
 SLOW = ("mmdetection_swin_cascade",)  # a variant of another

@@ -8,7 +8,7 @@ by names of `tests.parity.systems.SYSTEMS`, whose weights are drawn there; D2 is
 github.com/facebookresearch/detectron2, which needs none of its compiled code. The systems' own
 configs are used but for sizes, and an image goes the systems' own way from its pixels to masks.
 
-Refuses a model whose detections depend on rounding: weights that differ by 1e-6 must give the same.
+Refuses a model whose outputs depend on rounding: weights that differ by 1e-6 must give the same.
 """
 
 import json
@@ -23,16 +23,21 @@ import torchvision
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parents[2]), str(HERE.parent / "swin")]  # for mmdet_stub
 from tests.parity.systems import (  # noqa: E402
+    ANCHORS,
     CHANNELS,
     CLASSES,
     HIDDEN,
     LONG,
     PROPOSALS,
+    ROIS,
     SHORT,
     SIZES,
     SYSTEMS,
+    TRAINED,
+    diamonds,
     draw,
     image,
+    objects,
 )
 from tests.survivors import Survivors, pair_survivors  # noqa: E402
 
@@ -48,6 +53,8 @@ def torchvision_model(name):
     v2, points = name.endswith("v2"), name.endswith("keypoints")
     norm = torch.nn.BatchNorm2d if v2 else None
     trunk = resnet50(weights=None, norm_layer=norm or FrozenBatchNorm2d)
+    for part in () if v2 else (trunk.conv1, trunk.layer1):  # three of five parts learn
+        part.requires_grad_(False)
     layers, widths = {f"layer{i + 1}": str(i) for i in range(4)}, [256, 512, 1024, 2048]
     backbone = BackboneWithFPN(trunk, layers, widths, C, norm_layer=norm)
     anchors = faster_rcnn._default_anchorgen()
@@ -60,6 +67,9 @@ def torchvision_model(name):
         rpn_anchor_generator=anchors,
         rpn_head=rpn.RPNHead(C, anchors.num_anchors_per_location()[0], conv_depth=1 + v2),
         rpn_post_nms_top_n_test=PROPOSALS,
+        rpn_post_nms_top_n_train=PROPOSALS,
+        rpn_batch_size_per_image=ANCHORS,
+        box_batch_size_per_image=ROIS,
         box_detections_per_img=SYSTEMS[name].detections,
         box_head=box_head,
         box_predictor=faster_rcnn.FastRCNNPredictor(HIDDEN, 2 if points else CLASSES + 1),
@@ -84,13 +94,24 @@ def torchvision_model(name):
             return fields | dict(keypoints=found["keypoints"], points=found["keypoints_scores"])
         return fields | dict(masks=found["masks"][:, 0] > 0.5)
 
-    return model.eval(), predict, f"torchvision {torchvision.__version__}"
+    def train(images):
+        given = [torch.from_numpy(pixels).permute(2, 0, 1) / 255 for pixels in images]
+        targets = []
+        for i in range(len(images)):
+            boxes, classes, _ = objects(i)
+            one = dict(boxes=boxes, labels=classes, masks=diamonds(boxes).astype(np.uint8))
+            targets.append({key: torch.from_numpy(value) for key, value in one.items()})
+        return model(given, targets)
+
+    return model.eval(), predict, train, f"torchvision {torchvision.__version__}"
 
 
 def detectron2_model(name):
     import detectron2
     from detectron2.config import get_cfg
     from detectron2.engine.defaults import DefaultPredictor
+    from detectron2.structures import Boxes, Instances, PolygonMasks
+    from detectron2.utils.events import EventStorage
 
     root, cfg = Path(detectron2.__file__).parents[1], get_cfg()
     path = "configs/COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x.yaml"
@@ -110,6 +131,9 @@ def detectron2_model(name):
         "INPUT.MAX_SIZE_TEST": LONG,
         "MODEL.FPN.OUT_CHANNELS": C,
         "MODEL.RPN.POST_NMS_TOPK_TEST": PROPOSALS,
+        "MODEL.RPN.POST_NMS_TOPK_TRAIN": PROPOSALS,
+        "MODEL.RPN.BATCH_SIZE_PER_IMAGE": ANCHORS,
+        "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": ROIS,
         "MODEL.ROI_HEADS.NUM_CLASSES": CLASSES,
         "MODEL.ROI_BOX_HEAD.FC_DIM": HIDDEN,
         "MODEL.ROI_MASK_HEAD.CONV_DIM": C,
@@ -126,9 +150,21 @@ def detectron2_model(name):
         fields = dict(boxes=found.pred_boxes.tensor, scores=found.scores)
         return fields | dict(classes=found.pred_classes + 1, masks=found.pred_masks)
 
+    def train(images):
+        given = []
+        for i, pixels in enumerate(images):
+            boxes, classes, polygons = objects(i)
+            one = Instances(pixels.shape[:2], gt_boxes=Boxes(boxes))
+            one.gt_classes = torch.from_numpy(classes - 1)
+            one.gt_masks = PolygonMasks([[polygon.reshape(-1)] for polygon in polygons])
+            planes = torch.from_numpy(pixels[..., ::-1].transpose(2, 0, 1).copy())
+            given.append(dict(image=planes, instances=one))
+        with EventStorage():
+            return predictor.model(given)
+
     command = ["git", "-C", str(root), "rev-parse", "--short=8", "HEAD"]
     commit = subprocess.check_output(command, text=True).strip()
-    return predictor.model, predict, f"detectron2 {commit}"
+    return predictor.model, predict, train, f"detectron2 {commit}"
 
 
 def mmdetection_model(name):
@@ -173,13 +209,29 @@ def mmdetection_model(name):
         fields = dict(boxes=found.bboxes, scores=found.scores, masks=found.masks)
         return fields | dict(classes=found.labels + 1)
 
-    return built, predict, f"mmdet {mmdet.__version__}"
+    return built, predict, None, f"mmdet {mmdet.__version__}"
 
 
 def found_by(predict):
     with torch.inference_mode():
         found = [predict(image(i)) for i in range(len(SIZES))]
     return [{key: np.asarray(value) for key, value in one.items()} for one in found]
+
+
+def losses_of(model, train):
+    """Losses, norms of their sum's gradients, and norms of statistics after the step."""
+    model.train()
+    model.zero_grad()
+    terms = train([image(i, (SHORT, LONG)) for i in range(len(SIZES))])
+    sum(terms.values()).backward()
+    model.eval()
+    learned = [(name, p) for name, p in model.named_parameters() if p.grad is not None]
+    norms = {name: p.grad.norm().item() for name, p in learned}
+    live = [n for n, m in model.named_modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    state = model.state_dict()
+    stored = [f"{name}.running_{part}" for name in live for part in ("mean", "var")]
+    statistics = {name: state[name].norm().item() for name in stored}
+    return {name: value.item() for name, value in terms.items()}, norms, statistics
 
 
 def moved(one, other):
@@ -193,10 +245,11 @@ def moved(one, other):
 
 def main(name):
     system = SYSTEMS[name]
-    model, predict, version = globals()[f"{system.library}_model"](name)
+    model, predict, train, version = globals()[f"{system.library}_model"](name)
     state = {key: a for key, a in model.state_dict().items() if a.is_floating_point()}
     shapes = {key: tuple(a.shape) for key, a in state.items()}
-    drawn, rng, found = draw(shapes, system.gains), np.random.default_rng(0), []
+    drawn, rng = draw(shapes, system.gains), np.random.default_rng(0)
+    found, losses = [], []
     for scale in (0, NOISE, NOISE):
         arrays = {
             key: torch.from_numpy(np.float32(a * (1 + scale * rng.standard_normal(a.shape))))
@@ -204,6 +257,12 @@ def main(name):
         }
         model.load_state_dict(arrays, strict=False)  # counters and indices stay
         found.append(found_by(predict))
+        if name in TRAINED:
+            losses.append(losses_of(model, train))
+            for first, last, limit in zip(losses[0], losses[-1], (1e-4, 1e-2, 1e-5), strict=True):
+                most = max((abs(last[key] / first[key] - 1) for key in first), default=0)
+                print(name, f"and {len(first)} losses, gradients or statistics by", most)
+                assert most < limit
         apart = [moved(*pair) for pair in zip(found[0], found[-1], strict=True)]
         print(name, f"weights * (1 +- {scale}) move boxes, scores, ... by", np.max(apart, axis=0))
     saved = {"shapes": np.array(json.dumps(shapes))}
@@ -213,6 +272,9 @@ def main(name):
         if "masks" in one:
             one["masks"] = np.packbits(one["masks"], axis=-1)
         saved |= {f"{key}{i}": value for key, value in one.items()}
+    if losses:
+        names = ("losses", "gradients", "statistics")
+        saved |= dict(zip(names, map(json.dumps, losses[0]), strict=True))
     path = HERE / f"{name}.npz"
     np.savez_compressed(path, **saved)
     print(saved["versions"], path.stat().st_size, "bytes")
