@@ -36,13 +36,3 @@ def random_image(size=SIZE):
 def thinned(x):
     """Every third cell of a map [H, W, C], as the golden files have it."""
     return x[::3, ::3]
-
-
-# Of the detectors.
-CHANNELS, CLASSES, PROPOSALS, DETECTIONS = 16, 3, 100, 40
-PHOTO_SIZE = (60, 90)  # padded to 64 x 96
-
-
-def random_photo():
-    """[H, W, 3] uint8, red, green and blue."""
-    return np.random.default_rng(4).integers(0, 256, (*PHOTO_SIZE, 3), dtype=np.uint8)

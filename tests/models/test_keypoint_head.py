@@ -1,5 +1,4 @@
-"""The task of keypoints: torchvision's detections on the same weights, training, and what it
-cannot do."""
+"""The task of keypoints: weights, training, and what it cannot do."""
 
 import dataclasses
 import functools
@@ -24,18 +23,16 @@ from tests.helpers import (
     assert_finite_tree,
     assert_tree_close,
     drawn,
-    load_golden,
     tiny_batch,
     tiny_config,
 )
-from tests.models.keypoint_weights import draw
+from tests.parity import systems
 from tests.small_trunk import SECTION
 
 NAMES = ("nose", "left_hand", "right_hand", "left_foot", "right_foot")
 
 
-def golden_config():
-    """The model of goldens/torchvision/make_keypoints.py."""
+def small_config():
     config = coco_keypoints.get_config()
     config.data.update(image_size=(128, 128), keypoints=NAMES, short_sides=())
     config.model.update(
@@ -54,38 +51,11 @@ def weights():
     """In torchvision's names."""
     zeros = jax.tree.map(lambda x: np.zeros(x.shape), abstract_variables(build_model(small())))
     shapes = to_torchvision(zeros, norm_eps=1e-5)
-    return {name: draw(name, array.shape) for name, array in shapes.items()}
+    return systems.draw({name: array.shape for name, array in shapes.items()})
 
 
 def small():
-    return golden_config().model
-
-
-def test_detections_are_torchvisions(weights):
-    expected, recipe = load_golden("torchvision/keypoints"), as_recipe(golden_config())
-    variables, source = to_flax(weights, norm="frozen", eps=1e-5)
-    assert source == "torchvision"
-    images, sizes = np.zeros((2, 128, 128, 3), np.uint8), []
-    for i in range(2):
-        height, width, _ = expected[f"image{i}"].shape
-        images[i, :height, :width] = expected[f"image{i}"]
-        sizes.append((height, width))
-    predict = functools.partial(build_model(small()).apply, detect=recipe.eval, method="predict")
-    found = jax.device_get(jax.jit(predict)(variables, images, np.array(sizes, np.int32)))
-    assert found.masks is None and found.keypoints.shape == (2, 12, 5, 3)
-    assert not found.keypoints[~found.valid].any()
-    for i, valid in enumerate(found.valid):
-        assert np.sum(valid) == len(expected[f"scores{i}"])
-        for name, theirs, close in (
-            ("boxes", "boxes", 1e-2), ("scores", "scores", 1e-4), ("classes", "labels", 0)
-        ):  # fmt: skip
-            ours = getattr(found, name)[i][valid]
-            np.testing.assert_allclose(ours, expected[f"{theirs}{i}"], atol=close, err_msg=name)
-        keypoints = found.keypoints[i][valid]
-        np.testing.assert_allclose(
-            keypoints[..., :2], expected[f"keypoints{i}"][..., :2], atol=1e-2
-        )
-        np.testing.assert_allclose(keypoints[..., 2], expected[f"keypoints_scores{i}"], atol=1e-3)
+    return small_config().model
 
 
 def test_the_only_class_of_cocos_keypoints_is_a_person(weights):
@@ -267,7 +237,7 @@ def test_a_stablehlo_program_finds_the_same_keypoints(weights):
 
     from mask_rcnn_jax.exporting.stablehlo import export_stablehlo
 
-    recipe = as_recipe(golden_config())
+    recipe = as_recipe(small_config())
     variables, _ = to_flax(weights, norm="frozen", eps=1e-5)
     model = build_model(small(), implementation="xla")
     predict = functools.partial(model.apply, detect=recipe.eval, method="predict")

@@ -5,7 +5,8 @@ from their code on purpose, the entries below set it back: no pre-NMS top-k (the
 what NMS returns), and mask crops read without the half pixel.
 
 Stages behind a decision get the reference's own proposals: IoUs of 0.700001 are among them, and
-which boxes survive depends on the rounding of the stages before.
+which boxes survive depends on the rounding of the stages before. Detections of the whole are
+compared in `tests/parity/test_nvidia_tf2.py`.
 """
 
 from types import SimpleNamespace
@@ -166,39 +167,6 @@ def test_box_head(stages):
     assert_within(logits[:, : theirs.shape[1]], theirs, network_bound(TERMS, theirs))
     theirs = expected["box_outputs"].reshape(2, 32, 91, 4)[..., XYXY]
     assert_within(deltas[:, :32], theirs, network_bound(TERMS, theirs))
-
-
-def test_detections(variables, inputs):
-    model, options = build_model(their_config().model), as_recipe(their_config()).eval
-    predict = jax.jit(
-        lambda v, *args: model.apply(v, *args, detect=options, method="predict"),
-        compiler_options=OPTIMIZED,
-    )
-    found, expected = jax.device_get(predict(variables, *inputs)), golden("eval")
-    np.testing.assert_array_equal(found.valid.sum(axis=1), expected["num_detections"])
-    # The slopes of softmax, of the decoder, whose weights are 10, and of the masks' sigmoid.
-    logits, deltas, masks = (
-        network_bound(TERMS, expected[name]).max()
-        for name in ("class_outputs", "box_outputs", "mask_outputs_selected")
-    )
-    for image in (0, 1):
-        ours = Survivors(found.boxes[image], found.scores[image], found.classes[image])
-        boxes, scores, classes = (
-            expected[f"detection_{name}"][image] for name in ("boxes", "scores", "classes")
-        )
-        theirs = Survivors(boxes[:, XYXY], scores, classes)
-        rows, their_rows = pair_survivors(
-            ours, theirs, iou_thresh=0.5, box_close=deltas / 10 * SIDE, score_close=logits / 2
-        )
-        scores = scores[their_rows]
-        assert_within(ours.scores[rows], scores, 2 * scores * (1 - scores) * logits)
-        half_of_float16, theirs = 2.0**-12, expected["detection_masks"][image]
-        stored = their_rows < len(theirs)
-        assert stored.sum() >= len(theirs) - 2
-        assert_within(
-            found.masks[image][rows[stored]], theirs[their_rows[stored]],
-            masks / 4 + half_of_float16,
-        )  # fmt: skip
 
 
 def _highest_rows(key, labels, *, num, fg_fraction):

@@ -9,9 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
-import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax.annotations.segmentation import segmentation_to_mask
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.configs import coco_torchvision
@@ -264,22 +262,6 @@ def test_masks_in_the_picture(resized, image):
     different = (ours != pasted.reshape(ours.shape)).sum(axis=(1, 2))
     # A probability within 1e-6 of one half may fall on either side.
     assert different.max() <= 1 and different.sum() <= 3, different
-
-
-def test_a_file_of_their_weights_gives_their_detections(tmp_path):
-    """As a user runs it: the file, the recipe and a picture. Alone, the second picture fills the
-    reference's batch; the first would end earlier than there."""
-    weights = {k: v.astype(np.float32) for k, v in golden("small_weights_fp16").items()}
-    save_file(weights, tmp_path / "small.safetensors")
-    config = small_config()
-    config.model.num_classes = 0  # found out from the file
-    predictor = mrcnn.Predictor(
-        config, mrcnn.load_variables(tmp_path / "small.safetensors", config)
-    )
-    expected = golden("small_eval")
-    found = predictor(np.ascontiguousarray(expected["img1"].transpose(1, 2, 0)))
-    assert len(found) == len(expected["det_labels1"])
-    pair_detections(found, 1, expected["det_boxes1"])
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Files of Swin: the same maps as the library that a file is of, and detectors."""
+"""Files of Swin: the same maps as the library that a file is of."""
 
 import json
 from pathlib import Path
@@ -7,15 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from mask_rcnn_jax import parts
-from mask_rcnn_jax.config import load_config
-from mask_rcnn_jax.models.build import build_model
 from mask_rcnn_jax.models.swin import Swin
 from mask_rcnn_jax.models.swin_v2 import SwinV2
 from mask_rcnn_jax.weights.convert import identify, to_flax
-from mask_rcnn_jax.weights.expected_model import mismatches
 from tests.models import swin_weights as case
-from tests.survivors import Survivors, pair_survivors
 
 GOLDENS = Path(__file__).parents[1] / "goldens/swin"
 QUICK = {"xla_backend_optimization_level": 0}  # compiling takes far longer than running
@@ -93,50 +88,3 @@ def test_files_of_transformers_have_older_names(goldens):
     classifier = [name for name in older if "hidden_states_norms" not in name]
     source, paths = identify([*classifier, "classifier.weight", "classifier.bias"])
     assert source == "transformers_swin" and "backbone/stem_conv/kernel" in paths.values()
-
-
-SMALL = {
-    "model.num_classes": case.CLASSES,
-    "model.fpn.channels": case.CHANNELS,
-    "model.box_head.channels": 2 * case.CHANNELS,
-    "model.box_head.conv_channels": case.CHANNELS,
-    "model.rpn.channels": case.CHANNELS,
-    "model.rpn.pre_nms_topk_test": case.PROPOSALS,
-    "model.rpn.post_nms_topk_test": case.PROPOSALS,
-    "model.mask_head.channels": case.CHANNELS,
-    "eval.detections_per_image": case.DETECTIONS,
-    **{f"model.backbone.{name}": value for name, value in SIZES.items()},
-}
-DETECTORS = {"mask": "coco_swin", "cascade": "coco_swin:cascade_tiny"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", DETECTORS)
-def test_detections_are_those_of_mmdetection(kind):
-    with np.load(GOLDENS / "swin_detections.npz") as file:
-        golden = {name: file[f"{kind}/{name}"] for name in ("boxes", "scores", "labels", "masks")}
-        shapes = json.loads(str(file[f"{kind}/shapes"]))
-    config = load_config(DETECTORS[kind], SMALL)
-    arrays = {name: case.random_array(name, shape) for name, shape in shapes.items()}
-    section = parts.to_section(config.model)
-    variables, source = to_flax(arrays, norm=None, eps=1e-5, model=section)
-    assert source == "mmdetection_swin"
-    assert [line.split()[0] for line in mismatches(source, section)] == ["model.backbone.windows"]
-    model = build_model(config.model, implementation="xla")
-    photo = np.zeros((1, 96, 128, 3), np.uint8)  # a larger canvas
-    height, width = case.PHOTO_SIZE
-    photo[0, :height, :width] = case.random_photo()
-
-    def predict(variables, images, sizes):
-        return model.apply(variables, images, sizes, config.eval, method="predict")
-
-    run = jax.jit(predict, compiler_options=QUICK)
-    found = jax.device_get(run(variables, photo, np.array([case.PHOTO_SIZE], np.int32)))
-    one = jax.tree.map(lambda leaf: leaf[0][found.valid[0]], found)
-    ours = Survivors(one.boxes, one.scores, one.classes)
-    theirs = Survivors(golden["boxes"], golden["scores"], golden["labels"] + 1)
-    close = dict(iou_thresh=0.5, box_close=1e-2, score_close=1e-4)
-    rows, their_rows = pair_survivors(ours, theirs, **close)
-    assert len(rows) == len(one.scores) == len(golden["scores"]) == case.DETECTIONS
-    masks = one.masks[rows][:, ::4, ::4]
-    np.testing.assert_allclose(masks, golden["masks"][their_rows], rtol=0, atol=1e-3)
