@@ -145,7 +145,7 @@ class _Tiling:
         size = (len(x), self.block, 1, self.columns, 1, x.shape[-1])
 
         def pixel(row, column):  # in all tiles
-            start = (0, row // 2, row % 2, column // 2, column % 2, 0)
+            start = (0, row >> 1, row & 1, column >> 1, column & 1, 0)
             return lax.dynamic_slice(rows, start, size)[:, :, 0, :, 0]
 
         taps = np.array([np.flatnonzero(row) for row in INPUT_TRANSFORM])
@@ -170,7 +170,7 @@ def _over_sixteen(compute: Callable, out: jax.Array) -> jax.Array:
     """
 
     def write(n, out):
-        entry = compute(n // 4, n % 4).reshape(out.shape[1:])
+        entry = compute(n >> 2, n & 3).reshape(out.shape[1:])
         return lax.dynamic_update_index_in_dim(out, entry, n, 0)
 
     return lax.fori_loop(0, 16, write, out)

@@ -12,6 +12,7 @@ from mask_rcnn_jax.ops.classifier import SOFTMAX, Classifier
 from mask_rcnn_jax.ops.nms import nms
 from mask_rcnn_jax.ops.soft_nms import gaussian, linear, soft_nms
 from mask_rcnn_jax.ops.top_k import top_k
+from mask_rcnn_jax.ops.whole import quotient, remainder
 from mask_rcnn_jax.ranges import Count, Fraction, Positive, Range, Ranged
 from mask_rcnn_jax.structures import Proposals
 
@@ -72,7 +73,7 @@ class Detect(Ranged):
         usable = proposals.valid[..., None] & (scores > self.score_threshold)
         scores = jnp.where(usable, scores, -1.0).reshape(batch, -1)
         top, index = top_k(scores, min(self.pre_nms_topk, scores.shape[1]))
-        roi, class_index = index // (classes - 1), index % (classes - 1) + 1
+        roi, class_index = quotient(index, classes - 1), remainder(index, classes - 1) + 1
         flat_deltas = box_deltas.reshape(batch, rows * classes, 4)
         flat_index = roi * classes + class_index
         deltas = jnp.take_along_axis(flat_deltas, flat_index[..., None], axis=1)

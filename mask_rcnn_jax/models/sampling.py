@@ -10,6 +10,7 @@ from flax import struct
 from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.ops import matching
 from mask_rcnn_jax.ops.boxes import BoxCoder
+from mask_rcnn_jax.ops.whole import quotient
 from mask_rcnn_jax.ranges import FROM_0_TO_1, Count, Fraction, Ranged, Whole, numbers
 from mask_rcnn_jax.structures import Proposals, Targets
 
@@ -162,7 +163,7 @@ def pack_foreground(rois: SampledRoIs, count: int) -> MaskRoIs:
     return MaskRoIs(
         boxes=jnp.where(foreground[:, None], flat.boxes[rows], 0.0),
         classes=jnp.where(foreground, flat.classes[rows], 0),
-        images=rows // max(slots, 1),
+        images=quotient(rows, max(slots, 1)),
         matched_idxs=flat.matched_idxs[rows],
         foreground=foreground,
     )

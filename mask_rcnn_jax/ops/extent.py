@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from mask_rcnn_jax.ops.whole import quotient
+
 STRIDES = (4, 8, 16, 32, 64, 128)  # pixels per cell of P2..P7
 
 
@@ -23,7 +25,7 @@ class ValidExtent:
 
     def cells(self, stride: int) -> jax.Array:
         """[2] valid (rows, columns) on a map with that stride; requires `size`."""
-        return -(-self.size // stride)  # type: ignore[operator]
+        return quotient(self.size + (stride - 1), stride)  # type: ignore[operator]
 
     def mask(self, x: jax.Array) -> jax.Array:
         """Zero a map [B, h, w, C] outside the valid extent."""
@@ -51,4 +53,5 @@ def valid_extent(canvas: tuple[int, int], image_sizes: jax.Array, pad_multiple: 
     if not pad_multiple:
         return ValidExtent(canvas, None)
     largest = jnp.max(image_sizes, axis=0)
-    return ValidExtent(canvas, -(-largest // pad_multiple) * pad_multiple)
+    parts = quotient(largest + (pad_multiple - 1), pad_multiple)
+    return ValidExtent(canvas, parts * pad_multiple)

@@ -24,6 +24,7 @@ from mask_rcnn_jax.ops import boxes as box_ops
 from mask_rcnn_jax.ops import dispatch, roi_align_windows
 from mask_rcnn_jax.ops.bilinear import adaptive_samples, mean_bilinear_weights
 from mask_rcnn_jax.ops.extent import STRIDES
+from mask_rcnn_jax.ops.whole import quotient
 from mask_rcnn_jax.platforms import by_platform
 from mask_rcnn_jax.ranges import Count, NotNegative, Range, Ranged, Whole
 
@@ -123,7 +124,8 @@ def roi_align(
     rows, columns = heights, widths
     strides = STRIDES[: len(features)]
     if extent is not None:
-        cells = -(-extent[None, :] // jnp.asarray(strides, jnp.int32)[:, None])  # [levels, 2]
+        sides = jnp.asarray(strides, jnp.int32)[:, None]
+        cells = quotient(extent[None, :] + (sides - 1), sides)  # [levels, 2]
         rows, columns = jnp.clip(cells, 1, jnp.asarray(sizes))[level].T
     cells = boxes / jnp.asarray(strides, jnp.float32)[level][:, None]
     p, q = (output_size, output_size) if isinstance(output_size, int) else output_size
