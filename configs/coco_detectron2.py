@@ -14,9 +14,9 @@ and mask AP 44.6 / 40.3, 46.3 / 41.7 and 47.4 / 42.5; with `_r101` 46.4 / 41.6, 
 `sync_batch` weighs every image or RoI the same, as detectron2's NaiveSyncBatchNorm does in mode
 "N".
 `:x101_3x` (ResNeXt-101-32x8d, 44.3 / 39.5) and `:gn_3x` (group norm, 42.6 / 38.6) are models of
-its zoo with 3x schedules. It starts them and `:pointrend_x101` from ImageNet weights that have no
-name here; these recipes start from its finished models. `:cascade_1x` and `:cascade_3x` have three
-box heads in a row (42.1 / 36.4 and 44.3 / 38.5).
+its zoo with 3x schedules. The ImageNet weights of `:gn_3x` cannot be read here: name others as
+model.init_from. `:cascade_1x` and `:cascade_3x` have three box heads in a row (42.1 / 36.4 and
+44.3 / 38.5).
 `:pointrend_1x`, `:pointrend` (3x) and `:pointrend_x101` (3x) have PointRend's mask head, with masks
 of 224 x 224 cells: mask AP 36.2, 38.3 and 41.1.
 
@@ -78,8 +78,8 @@ LSJ = {f"lsj_{n}ep{trunk}": (n, trunk) for trunk in LSJ_TRUNKS for n in (100, 20
 LSJ_STEPS, LSJ_DECAYS, LSJ_WARMUP = 184_375, (163_889, 177_546), 500  # of 100 epochs
 ZOO = ("x101_3x", "gn_3x", "cascade_1x", "cascade_3x")
 POINTREND = ("pointrend_1x", "pointrend", "pointrend_x101")
-# Their ImageNet weights have no name here.
-FINISHED = {name: f"detectron2_{name}" for name in ("x101_3x", "gn_3x", "pointrend_x101")}
+X101 = "detectron2_fair_x101"
+INIT_FROM = {"x101_3x": X101, "pointrend_x101": X101, "gn_3x": ""}
 VARIANTS = (*SCHEDULES, *LSJ, *ZOO, *POINTREND)
 
 
@@ -92,7 +92,7 @@ def get_config(variant: str = "1x") -> ConfigDict:
     config.data.update(resize_rounding="round", antialias=True, max_vertices=512, keep_empty=False)
     config.data.short_sides = (640, 672, 704, 736, 768, 800)
     config.model.update(
-        init_from=FINISHED.get(variant, "detectron2_msra_r50"),
+        init_from=INIT_FROM.get(variant, "detectron2_msra_r50"),
         input=dict(channel_order="bgr", std=(1.0, 1.0, 1.0)),
         backbone=dict(stride_in="1x1"),
         roi_align=dict(sampling_ratio=0, max_sampling_ratio=16, aligned=True, min_size=0.0),

@@ -15,6 +15,11 @@ from mask_rcnn_jax.formats.recipe_file import Translated, warmup_entries, write_
 from mask_rcnn_jax.formats.yaml_config import read_config
 
 BASE = "coco_detectron2"
+# MODEL.WEIGHTS: its name here.
+IMAGENET = {
+    "detectron2://ImageNetPretrained/MSRA/R-50.pkl": "detectron2_msra_r50",
+    "detectron2://ImageNetPretrained/FAIR/X-101-32x8d.pkl": "detectron2_fair_x101",
+}
 
 
 def write_recipe(config: str | os.PathLike, output: str | os.PathLike) -> list[str]:
@@ -52,8 +57,8 @@ def translate(fields: Fields) -> tuple[dict[str, Any], list[str]]:
     entries |= _data(fields) | _solver(fields, notes) | mask_head(fields, BASE)
     entries |= keypoint_head(fields, notes) | datasets(fields, notes)
     text = str(fields.get("MODEL.WEIGHTS") or "")
-    if text.endswith("2://ImageNetPretrained/MSRA/R-50.pkl"):
-        text = "detectron2_msra_r50"
+    if text in IMAGENET:
+        text = IMAGENET[text]
     elif "://" in text:
         zoo = "https://dl.fbaipublicfiles.com/detectron2/"
         address, text = text.replace("detectron2://", zoo), ""

@@ -43,10 +43,10 @@ def _mae(size: str, md5: str) -> Published:
     return Published(url, f"md5:{md5}", "")
 
 
-def _msra(system: str) -> Published:
-    """The ResNet-50 of He et al., as one of two systems stores it, without a checksum."""
-    url = f"https://dl.fbaipublicfiles.com/{system}/ImageNetPretrained/MSRA/R-50.pkl"
-    return Published(url, "", "", f"{system}_R-50.pkl")
+def _imagenet(system: str, file: str) -> Published:
+    """A trunk of Detectron or detectron2 in Caffe2's names, without a published checksum."""
+    url = f"https://dl.fbaipublicfiles.com/{system}/ImageNetPretrained/{file}"
+    return Published(url, "", "", f"{system}_{file.rpartition('/')[2]}")
 
 
 PUBLISHED = {
@@ -186,8 +186,9 @@ PUBLISHED = {
     "mae_vit_base": _mae("base", "8cad7c"),
     "mae_vit_large": _mae("large", "b8b06e"),
     "mae_vit_huge": _mae("huge", "9bdbb0"),
-    "detectron_msra_r50": _msra("detectron"),
-    "detectron2_msra_r50": _msra("detectron2"),
+    "detectron_msra_r50": _imagenet("detectron", "MSRA/R-50.pkl"),
+    "detectron2_msra_r50": _imagenet("detectron2", "MSRA/R-50.pkl"),
+    "detectron2_fair_x101": _imagenet("detectron2", "FAIR/X-101-32x8d.pkl"),
 }
 # Weights in several files: what to do.
 BY_HAND = {
