@@ -29,7 +29,7 @@ CELLS_FLAGS = ("data_dir", "train", "val", "size", "objects", "bits", "channels"
 # Headings of --help and the flags of each action.
 COCO_FLAGS = ("data_dir", "split", "delete_zips", "keypoints")
 ACTIONS = {
-    "shapes: a set of generated pictures": ("data_dir", "train", "val", "size", "seed"),
+    "shapes: a set of generated images": ("data_dir", "train", "val", "size", "seed"),
     "cells: a set of generated cells, hundreds to thousands in an image": CELLS_FLAGS,
     "check: every problem of annotations and images": CHECK_FLAGS,
     "repair: a COCO json with what can be repaired without doubt": REPAIR_FLAGS,

@@ -118,7 +118,7 @@ def make_validation(
                 *(predict, state.evaluated, loader, val_set, mesh, folder),
                 keypoint_threshold=recipe.keypoint_threshold,
             )
-            logging.info("annotated pictures: %s", folder)
+            logging.info("annotated images: %s", folder)
         return losses, images
 
     def validate(state: TrainState) -> tuple[dict[str, float] | Pending, dict[str, np.ndarray]]:

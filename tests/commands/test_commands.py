@@ -87,7 +87,7 @@ class TestTrain:
         for path in folder.iterdir():
             height, width = decode_image(path).shape[:2]
             assert height >= 64 and width >= 128, "ground truth and detections, side by side"
-        assert f"annotated pictures: {folder}" in trained.log
+        assert f"annotated images: {folder}" in trained.log
 
     def test_says_how_far_it_is_and_ends_with_the_coco_table(self, trained):
         assert re.search(rf"step 4 of {STEPS}  0:\d\d:\d\d left  loss [\d.]+ \(", trained.log)

@@ -10,7 +10,7 @@ from mask_rcnn_jax.training import scoring
 from mask_rcnn_jax.weights import restore
 from tests.commands.command import ROOT, error_line, run_inside
 
-PHOTO = str(ROOT / "docs" / "quickstart.jpg")
+PHOTO = str(ROOT / "docs" / "nuclei_1.jpg")
 COMMANDS = {
     "evaluate": [],
     "infer": ["--input", PHOTO, "--output", "out"],
