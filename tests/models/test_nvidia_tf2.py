@@ -6,7 +6,7 @@ what NMS returns), and mask crops read without the half pixel.
 
 Stages behind a decision get the reference's own proposals: IoUs of 0.700001 are among them, and
 which boxes survive depends on the rounding of the stages before. Detections of the whole are
-compared in `tests/parity/test_nvidia_tf2.py`.
+compared in `tests/parity/test_complete_nvidia.py`.
 """
 
 from types import SimpleNamespace
