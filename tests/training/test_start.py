@@ -28,6 +28,8 @@ SOURCES = {
     "detectron2": "detectron2",
 }
 
+ASKS = ("coco_detectron2:gn_3x",)  # whose weights cannot be read
+
 
 def started(name: str, weights: str):
     recipe = as_recipe(load_config(name))
@@ -37,11 +39,13 @@ def started(name: str, weights: str):
 @pytest.mark.parametrize("name", [one.name for one in known_recipes()])
 def test_a_recipe_names_weights_where_something_does_not_learn(name):
     recipe = as_recipe(load_config(name))
-    check_start(recipe)
-    if weights := recipe.model.init_from:
+    if name not in ASKS:
+        check_start(recipe)
+    if (weights := recipe.model.init_from) or name in ASKS:
         with pytest.raises(ValueError, match=ERROR.format(".*")):
             check_start(started(name, ""))
         check_start(started(name, "random"))
+    if weights:
         assert weights in PUBLISHED
         source = next(kind for start, kind in SOURCES.items() if weights.startswith(start))
         found = differences(source, parts.to_section(recipe.model))
