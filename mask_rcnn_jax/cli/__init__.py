@@ -158,7 +158,7 @@ def _run(
         if isinstance(error, OSError):
             name_file(error)
         _fail(of_another_kind(error) or one_line(error), 2)
-    except Exception as error:  # the last line of defence: no bare traceback reaches the user
+    except Exception as error:  # the last line of defense: no bare traceback reaches the user
         if debug:
             raise
         _fail_if_lost(error)
