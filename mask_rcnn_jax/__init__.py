@@ -9,19 +9,12 @@ result.save("annotated.jpg")
 """
 
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from mask_rcnn_jax.version import __version__ as __version__
-
-# Pixels of an image that OpenCV decodes, which looks this up when it is imported first. A small
-# file may claim gigabytes; 2^30 pixels is its own limit.
-os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", "178956970")
-# OpenCV's own lines about damaged files name no file; ours do.
-os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
 
 if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Python
     from mask_rcnn_jax.config import load_config as load_config
@@ -69,29 +62,19 @@ __all__ = list(_HOMES)
 
 
 class _Package(ModuleType):
-    """A package whose public names win over its submodules.
-
-    `mask_rcnn_jax/train.py` is a command, and `mrcnn.train` a function. Importing a submodule sets
-    it as an attribute of its package: without this class it would hide the function.
-    """
+    """`mrcnn.train` and `mrcnn.evaluate` are functions, `train.py` and `evaluate.py` commands. What
+    imports a submodule sets it as an attribute of its package, where it would hide the function.
+    Of a class of its own, a module is pickled by name only if it says so: for Ray and joblib."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _HOMES and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[Callable, tuple[str]]:
-        """By name, as other modules: what uses the package is sent to workers, Ray or joblib."""
         return importlib.import_module, (self.__name__,)
 
 
 sys.modules[__name__].__class__ = _Package
-
-# `python -m mask_rcnn_jax.train` is looking for the command; another package's may import this one.
-if sys.argv[:1] == ["-m"] and __name__ in sys.orig_argv[-len(sys.argv)]:
-    from mask_rcnn_jax.terminal.interrupts import begin
-
-    begin()
-    del begin
 
 if not TYPE_CHECKING:  # a type checker would take it for a module with any attribute
 

@@ -20,6 +20,11 @@ compiled is taken from `--compile_cache`, but on a GPU it keeps the fastest algo
 XLA's autotuning.
 """
 
+from mask_rcnn_jax.terminal import interrupts
+
+if __name__ == "__main__":
+    interrupts.begin()  # imports take seconds
+
 import json
 import math
 import os

@@ -6,6 +6,11 @@
 Its lists are those of this version; no Python runs when a key is pressed.
 """
 
+from mask_rcnn_jax.terminal import interrupts
+
+if __name__ == "__main__":
+    interrupts.begin()  # imports take seconds
+
 import ast
 import importlib
 from collections.abc import Sequence

@@ -8,6 +8,11 @@ the model on a page of this machine, to try it with other images, until Ctrl-C. 
 `nuclei_resnet10`, which every command takes; docs/results.md has how they were made.
 """
 
+from mask_rcnn_jax.terminal import interrupts
+
+if __name__ == "__main__":
+    interrupts.begin()  # imports take seconds
+
 import json
 from collections.abc import Sequence
 from pathlib import Path

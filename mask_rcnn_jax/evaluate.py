@@ -12,6 +12,11 @@ Results go to `--output`, or to `eval/<step>` in the workdir. `--report` adds re
 page with curves, tables and images of the costliest errors.
 """
 
+from mask_rcnn_jax.terminal import interrupts
+
+if __name__ == "__main__":
+    interrupts.begin()  # imports take seconds
+
 from collections.abc import Sequence
 
 from absl import flags

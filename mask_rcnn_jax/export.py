@@ -31,6 +31,11 @@ or coco_vitdet.py.
 Every export is compared with the original model before it is written.
 """
 
+from mask_rcnn_jax.terminal import interrupts
+
+if __name__ == "__main__":
+    interrupts.begin()  # imports take seconds
+
 import os
 from collections.abc import Sequence
 from dataclasses import fields, replace

@@ -16,6 +16,11 @@ Output for images: annotated images and detections.json (COCO results with `file
 video: an annotated mp4 (H.264, without sound) and a .jsonl with one line per frame.
 """
 
+from mask_rcnn_jax.terminal import interrupts
+
+if __name__ == "__main__":
+    interrupts.begin()  # imports take seconds
+
 import contextlib
 import os
 import re
@@ -52,7 +57,6 @@ from mask_rcnn_jax.predict.predictor import Predictor
 from mask_rcnn_jax.predict.saving import KINDS, check_replaced, per_image
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.store_folders import written_at
-from mask_rcnn_jax.terminal import interrupts
 from mask_rcnn_jax.video.reader import UnreadableVideo, Video, import_av
 from mask_rcnn_jax.weights.restore import restore, restore_recipe
 

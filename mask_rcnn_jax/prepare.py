@@ -25,6 +25,11 @@
 `prepare ACTION --help` describes the flags of one action.
 """
 
+from mask_rcnn_jax.terminal import interrupts
+
+if __name__ == "__main__":
+    interrupts.begin()  # imports take seconds
+
 import difflib
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -11,6 +11,11 @@ docs/small_models.md.
 --exclude takes sections, such as mask_head, and names as in their `widths`, such as backbone/res4.
 """
 
+from mask_rcnn_jax.terminal import interrupts
+
+if __name__ == "__main__":
+    interrupts.begin()  # imports take seconds
+
 from collections.abc import Sequence
 from typing import get_args, get_type_hints
 

@@ -4,6 +4,11 @@ python -m mask_rcnn_jax.recipes
 python -m mask_rcnn_jax.recipes coco_torchvision:v2
 """
 
+from mask_rcnn_jax.terminal import interrupts
+
+if __name__ == "__main__":
+    interrupts.begin()  # imports take seconds
+
 from collections.abc import Sequence
 
 from absl import flags

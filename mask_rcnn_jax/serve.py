@@ -13,6 +13,11 @@ There is no password and no encryption: --host 0.0.0.0 lets everybody on the net
 docs/serving.md.
 """
 
+from mask_rcnn_jax.terminal import interrupts
+
+if __name__ == "__main__":
+    interrupts.begin()  # imports take seconds
+
 from collections.abc import Sequence
 from contextlib import nullcontext
 

@@ -9,6 +9,11 @@ Exit codes: 0 finished, 75 stopped by SIGTERM and to be started again, 2 a user'
 anything else.
 """
 
+from mask_rcnn_jax.terminal import interrupts
+
+if __name__ == "__main__":
+    interrupts.begin()  # imports take seconds
+
 from collections.abc import Sequence
 
 from absl import flags, logging

@@ -4,8 +4,8 @@
 the slow ones too, `--gpu` everything but the slow ones on the GPU, with the tests that need one.
 `--faults=500`, `--fuzz=10000` and `--soak=10000` make the tests in those folders thorough; they
 print figures at the end.
-MASK_RCNN_XLA_DEFAULTS=1 in the environment keeps XLA's default flags, those of users; otherwise XLA
-optimizes little, to save time.
+XLA optimizes little, to save time, but as it does for users in files that say XLA_DEFAULTS = True,
+and everywhere with MASK_RCNN_XLA_DEFAULTS=1 in the environment.
 """
 
 import gc
@@ -28,9 +28,11 @@ for name in ("JAX_COMPILATION_CACHE_DIR", "HYPOTHESIS_STORAGE_DIRECTORY"):
     os.environ.setdefault(name, f"{TEMPORARY}/{name.lower()}")
 if TEMPORARY:  # what tests train is not remembered as the user's own; their processes inherit it
     os.environ["XDG_STATE_HOME"] = f"{TEMPORARY}/state"
+# Before anything imports jax, and inherited by the commands that tests start.
 if "--gpu" not in sys.argv:
-    # Before anything imports jax, and inherited by the commands that tests start.
     os.environ["JAX_PLATFORMS"] = "cpu"
+OPTIMIZES_LITTLE = "--gpu" not in sys.argv and not os.environ.get("MASK_RCNN_XLA_DEFAULTS")
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(OPTIMIZES_LITTLE))
 
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
@@ -38,13 +40,10 @@ from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 
 from tests import typechecker  # noqa: E402
 
-if "--gpu" not in sys.argv and not os.environ.get("MASK_RCNN_XLA_DEFAULTS"):
-    # Level 1, and 0 where most optimizations are disabled: below, and in commands that tests start.
-    quick = "--xla_backend_optimization_level=1"
-    if jax.__version_info__ < (0, 11):
-        quick += " --xla_cpu_use_fusion_emitters=false"  # the newer ones take twice the time
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}".strip()
-    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+if OPTIMIZES_LITTLE and jax.__version_info__ < (0, 11):
+    # With the newer ones a step takes a third more time. Read once: also for files of XLA_DEFAULTS.
+    old_emitters = "--xla_cpu_use_fusion_emitters=false"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {old_emitters}".strip()
 
 # Check every call of `ops` and `models` against its annotations.
 jaxtyping.install_import_hook(
@@ -118,13 +117,13 @@ def keep_compiled_programs():
 
 @pytest.fixture(scope="module", autouse=True)
 def compile_little(request):
-    """Optimize little, and a little more in files of tests that run programs often.
+    """Optimize little, also in commands that tests start, but in files of XLA_DEFAULTS.
 
     What is compiled for one file is of no use to the next, and all together takes gigabytes.
     """
-    if "JAX_DISABLE_MOST_OPTIMIZATIONS" in os.environ:
-        runs_often = getattr(request.module, "RUNS_OFTEN", False)
-        jax.config.update("jax_disable_most_optimizations", not runs_often)
+    little = OPTIMIZES_LITTLE and not getattr(request.module, "XLA_DEFAULTS", False)
+    jax.config.update("jax_disable_most_optimizations", little)
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(little))
     yield
     jax.clear_caches()
 

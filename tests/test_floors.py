@@ -134,6 +134,11 @@ def test_imports_go_down_only(path):
         assert FLOORS[other] < floor, f"{path.name} (floor {floor}) imports {name}"
 
 
+def test_opencv_is_imported_where_it_gets_its_limits():
+    direct = [p.name for p in source_files() if "cv2" in {n.split(".")[0] for n in imports(p)}]
+    assert direct == ["opencv.py"]
+
+
 @pytest.mark.parametrize("where", LEAN)
 def test_what_runs_on_any_gpu_machine_needs_jax_flax_optax_numpy_only(where):
     target = ROOT / "mask_rcnn_jax" / where

@@ -1,6 +1,7 @@
 """What an import brings with it: nothing that the work at hand does not need."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -29,3 +30,21 @@ def test_an_import_is_light(statement, absent):
     roots = {name.partition(".")[0] for name in json.loads(done)}
     assert "mask_rcnn_jax" in roots
     assert not roots & set(absent)
+
+
+def test_an_import_changes_nothing_of_the_process():
+    """Whatever its arguments are: here those that Python has while it looks for a command."""
+    program = """
+import os, signal, sys
+def state():
+    signals = [signal.getsignal(number) for number in signal.valid_signals()]
+    return dict(os.environ), sys.argv[:], sys.orig_argv[:], signals, sys.excepthook
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv, sys.orig_argv = ["-m"], ["python", "-m", "mask_rcnn_jax.train"]
+before = state()
+import mask_rcnn_jax
+assert state() == before
+"""
+    own = ("OPENCV_IO_MAX_IMAGE_PIXELS", "OPENCV_LOG_LEVEL", "TF_CPP_MIN_LOG_LEVEL")
+    clean = {name: value for name, value in os.environ.items() if name not in own}
+    subprocess.run([sys.executable, "-c", program], env=clean, check=True)

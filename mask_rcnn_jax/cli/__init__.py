@@ -11,7 +11,7 @@ from pathlib import Path
 
 from absl import flags, logging
 
-from mask_rcnn_jax import consent
+from mask_rcnn_jax import consent, opencv
 from mask_rcnn_jax.cli.config_flag import LIST, list_config, parse_flags, unexpected
 from mask_rcnn_jax.cli.config_flag import default_workdir as default_workdir
 from mask_rcnn_jax.cli.config_flag import define_config as define_config
@@ -121,6 +121,7 @@ def _run(
 ) -> None:
     global _process_index, _process_count
     sys.unraisablehook = _print_unraisable
+    opencv.set_limits()  # also where a user's module imports it first
     # Tracing makes millions of small objects that live on; by default, Python looks through them
     # again and again.
     gc.set_threshold(50_000, 20, 100)
@@ -157,7 +158,7 @@ def _run(
         if isinstance(error, OSError):
             name_file(error)
         _fail(of_another_kind(error) or one_line(error), 2)
-    except Exception as error:  # the last line of defence: no bare traceback reaches the user
+    except Exception as error:  # the last line of defense: no bare traceback reaches the user
         if debug:
             raise
         _fail_if_lost(error)

@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import Image
 
-# Formats whose headers Pillow reads. `mask_rcnn_jax/__init__.py` gives OpenCV, which knows more,
-# the same limit.
+# Formats whose headers Pillow reads. `mask_rcnn_jax/opencv.py` gives OpenCV, which knows more, the
+# same limit.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000", "AVIF")
 HEIF_SUFFIXES = (".heic", ".heif", ".hif")
 READ_HEIC = "HEIC is read by pillow-heif: `pip install 'mask-rcnn-jax[heif]'`"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest import mock
 
 from absl import flags, logging
 
@@ -92,7 +93,8 @@ def run_inside(entry: str, *arguments) -> int:
     sys.argv = [entry, *map(str, arguments)]
     sys.modules.pop(f"mask_rcnn_jax.{entry}", None)  # runpy warns if a test has imported it
     try:
-        runpy.run_module(f"mask_rcnn_jax.{entry}", run_name="__main__")
+        with mock.patch("mask_rcnn_jax.terminal.interrupts.begin"):  # this process is pytest's
+            runpy.run_module(f"mask_rcnn_jax.{entry}", run_name="__main__")
         return 0
     except SystemExit as end:
         return end.code

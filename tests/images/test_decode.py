@@ -116,18 +116,31 @@ def test_an_image_of_too_many_pixels_is_not_decoded(tmp_path, monkeypatch):
         decode_image(path)
 
 
-def test_opencv_has_the_same_limit(tmp_path):
-    """For formats that Pillow does not know. It is looked up when OpenCV is imported first."""
-    program = """import sys
+AT_ONCE = """import sys
 from mask_rcnn_jax.images import decode, headers
 headers.FORMATS = ()
 try:
-    decode.decode_image(sys.argv[1])
+    decode.decode_image(sys.argv[-1])
 except decode.UndecodableImage as error:
     print(error)
 """
+IN_A_COMMAND = """from mask_rcnn_jax import cli
+def main(_):
+    import cv2
+    import mask_rcnn_jax.opencv
+    mask_rcnn_jax.opencv.set_limits = lambda: None
+    exec(AT_ONCE)
+cli.run(main, lambda: None, positional=True)
+"""
+
+
+@pytest.mark.parametrize("program", [AT_ONCE, f"AT_ONCE = {AT_ONCE!r}\n{IN_A_COMMAND}"])
+def test_opencv_has_the_same_limit(program, tmp_path):
+    """For formats that Pillow does not know. It is looked up when OpenCV is imported first, in a
+    command perhaps by a module of the user."""
     command = [sys.executable, "-c", program, bomb(tmp_path / "a.jpg")]
-    said = subprocess.check_output(command, text=True, timeout=120)
+    clean = {name: v for name, v in os.environ.items() if not name.startswith("OPENCV_")}
+    said = subprocess.check_output(command, text=True, timeout=120, env=clean)
     assert "a.jpg: " in said and "MAX_IMAGE_PIXELS" in said
 
 

@@ -32,6 +32,8 @@ from tests.bounds import (
 from tests.helpers import load_golden
 from tests.survivors import Survivors, pair_survivors
 
+XLA_DEFAULTS = True
+
 IMAGES = (0, 1)
 SIDE = 320.0  # of the canvas; no coordinate is larger
 # Products per output: of the stem, of 2 blocks a stage, of the pyramid, of the widest head.

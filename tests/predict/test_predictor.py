@@ -18,6 +18,8 @@ from tests.helpers import tiny_config
 from tests.predict.conftest import two_canvas_config
 from tests.predict.test_result import make_result
 
+XLA_DEFAULTS = True
+
 # Both orientations, squares, slivers and a single pixel, with various valid extents.
 SIZES = [(48, 64), (64, 48), (50, 50), (30, 200), (200, 30), (48, 90), (1, 1), (40, 61), (96, 48)]
 

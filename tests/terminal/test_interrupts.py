@@ -12,6 +12,7 @@ import weakref
 
 import pytest
 
+from mask_rcnn_jax.__main__ import COMMANDS
 from mask_rcnn_jax.terminal import interrupts
 
 INT = signal.SIGINT
@@ -150,11 +151,12 @@ def test_without_one_nothing_changes():
     assert threading.active_count() == threads
 
 
-def ended(program: str, *presses: str) -> tuple[int, str, float]:
-    """Exit code and stderr of a program to which a SIGINT is sent at each of these lines of its
-    output, and the seconds since the last."""
+def ended(program: str | list[str], *presses: str) -> tuple[int, str, float]:
+    """Exit code and stderr of a program, or of Python's arguments, to which a SIGINT is sent at
+    each of these lines of its output, and the seconds since the last."""
+    arguments = ["-c", textwrap.dedent(program)] if isinstance(program, str) else program
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program)],
+        [sys.executable, *arguments],
         text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(INT, signal.default_int_handler),
     )  # fmt: skip
@@ -200,28 +202,24 @@ def test_one_is_enough_where_the_main_thread_never_returns():
     assert (code, said) == (130, "error: interrupted\n") and seconds < SECONDS / 2
 
 
-def test_imports_end_in_one_line():
-    program = """
-    import sys
-    # As `python -m mask_rcnn_jax.train` has them while it looks for the command.
-    sys.argv, sys.orig_argv = ["-m"], ["python", "-m", "mask_rcnn_jax.train"]
-    import mask_rcnn_jax
-    print("first", flush=True)
-    while True: pass
-    """
-    code, said, _ = ended(program, "first")
+# Instead of packages that commands import.
+ENDLESS = """import os
+print(os.environ.get("TF_CPP_MIN_LOG_LEVEL"), flush=True)
+while True: pass
+"""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_that_imports_ends_in_one_line(command, tmp_path, monkeypatch):
+    """And leaves out the lines of XLA."""
+    for name in ("absl", "jax"):
+        (tmp_path / f"{name}.py").write_text(ENDLESS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    code, said, _ = ended(["-m", f"mask_rcnn_jax.{command}"], "3")
     assert (code, said) == (130, "error: interrupted\n")
-
-
-@pytest.mark.parametrize("flags, level", [([], "3"), (["--debug"], "None")])
-def test_a_command_leaves_out_the_lines_of_xla(flags, level):
-    program = "import os; import mask_rcnn_jax; print(os.environ.get('TF_CPP_MIN_LOG_LEVEL'))"
-    begin = f"import sys; flags = {flags}; sys.argv = ['-m', *flags]; "
-    begin += "sys.orig_argv = ['python', '-m', 'mask_rcnn_jax.train', *flags]; "
-    clean = {name: v for name, v in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    command = [sys.executable, "-c", begin + program]
-    done = subprocess.run(command, env=clean, text=True, capture_output=True)
-    assert done.stdout.strip() == level, done.stderr
+    if command == "train":
+        assert ended(["-m", "mask_rcnn_jax.train", "--debug"], "None")[0] == 130
 
 
 def test_a_program_of_another_package_keeps_its_handler(tmp_path):

@@ -41,6 +41,8 @@ from tests.helpers import (
     tiny_config,
 )
 
+XLA_DEFAULTS = True
+
 LOSS = as_recipe(tiny_config()).loss
 # Of the model of `small_config`, for the bounds of bounds.py: trunk, pyramid, box head.
 TERMS = 5 * 5 * 3 + 9 * (8 + 12 + 16) + 800 + 1632

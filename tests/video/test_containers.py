@@ -175,7 +175,7 @@ def test_a_playlist_is_followed_unless_its_addresses_must_be_public(path, server
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mask_rcnn_jax.network.is_public", lambda _: True)
         with pytest.raises(
-            UnreadableVideo, match="a playlist, whose addresses would not be checke"
+            UnreadableVideo, match="a playlist, whose addresses would not be checked"
         ):
             Video(address, public_only=True)
     assert [asked for asked, _ in server.requests] == [path]
