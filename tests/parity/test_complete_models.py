@@ -16,6 +16,7 @@ from tests.parity import systems
 from tests.survivors import Survivors, pair_survivors
 from tests.weights.weight_writers import TorchFile
 
+XLA_DEFAULTS = True
 
 def write_weights(library, arrays, folder):
     """A file as users of the library have it."""
