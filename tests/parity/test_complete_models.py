@@ -18,6 +18,7 @@ from tests.weights.weight_writers import TorchFile
 
 XLA_DEFAULTS = True
 
+
 def write_weights(library, arrays, folder):
     """A file as users of the library have it."""
     if library == "torchvision":
