@@ -1,7 +1,15 @@
-"""Read labels on a map: GeoPackage, GeoJSON, Shapefile, and what else GDAL reads as geometries."""
+"""Read labels on a map: GeoJSON, and GeoPackage and Shapefile by GDAL.
 
+GDAL takes a file for what its content says, which may be a list of other files and addresses; so it
+gets only the two kinds whose first bytes are no text.
+"""
+
+import os
+import re
+import sqlite3
 import struct
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,9 +17,11 @@ import numpy as np
 from absl import logging
 
 from mask_rcnn_jax.annotations.checks import MAX_STATED_PIXELS
+from mask_rcnn_jax.annotations.reader import open_regular
 from mask_rcnn_jax.annotations.segmentation import Segmentation, show, to_rle, union
 from mask_rcnn_jax.data.clip import clip_polygon
 from mask_rcnn_jax.formats.coco_build import AnnotatedImage
+from mask_rcnn_jax.formats.geojson import GeoJson, Rings
 from mask_rcnn_jax.formats.mask_codes import without
 from mask_rcnn_jax.formats.reading import Converted, ImageObjects, Options
 from mask_rcnn_jax.images.geo import Place, import_pyogrio, import_rasterio, read_place, reprojected
@@ -19,7 +29,17 @@ from mask_rcnn_jax.images.geo import Place, import_pyogrio, import_rasterio, rea
 SUFFIXES = (".tif", ".tiff")
 _POLYGON, _MULTI, _COLLECTION = 3, 6, 7  # in well-known binary
 _NAMES = {1: "a point", 2: "a line", 4: "points", 5: "lines", _COLLECTION: "several geometries"}
-Rings = list[np.ndarray]  # [n, 2] each, the first around the others
+# How files begin, and GDAL's drivers for them; a GeoPackage says so at its byte 68.
+_SHAPEFILE, _SQLITE = b"\0\0\x27\x0a", b"SQLite format 3\0"
+_GPKG, _DRIVERS = (b"GPKG", b"GP10", b"GP11"), ("GPKG", "ESRI Shapefile")
+_OF_SHAPEFILE = ("shx", "dbf", "prj", "cpg", "cst", "qix", "sbn", "sbx", "idm", "ind", "shp.xml")
+# What names a file in a reference system.
+_NAMES_FILE = re.compile(r"grids=(?!@null)|\+init=|PARAMETERFILE", re.I)
+# What is no table of stored columns, those of a spatial index apart.
+_CALCULATED = """SELECT name FROM sqlite_master WHERE type = 'view'
+    OR sql LIKE 'CREATE VIRTUAL%' AND sql NOT LIKE '% USING rtree%'
+    OR type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'
+    AND EXISTS (SELECT * FROM pragma_table_xinfo(name) WHERE hidden > 0)"""
 
 
 class Shapes(NamedTuple):
@@ -65,57 +85,123 @@ def read_geo(source: Path, image_dir: Path | None, options: Options) -> Converte
     return Converted(images, folder, left_out)
 
 
+def _check_systems(source: Path, path: Path, crs: Any, place: Place) -> None:
+    """Check that geometries and an image, or neither, have reference systems, which name no file:
+    PROJ would open it."""
+    if (crs is None) != (place.crs is None):
+        names = [None if one is None else one.to_string() for one in (crs, place.crs)]
+        has = f"reference system {names[0]}, {path} has {names[1]}"
+        raise ValueError(f"{source}: {has}; store both with theirs")
+    for name, one in ((source, crs), (path, place.crs)):
+        if one is not None and _NAMES_FILE.search(one.to_wkt()):
+            raise ValueError(f"{name}: its reference system names a file, expected one without")
+
+
 class _Layer:
     """The only layer of a file of geometries."""
 
     def __init__(self, source: Path, options: Options):
-        self.source, self._pyogrio = source, import_pyogrio()
+        self.source = source
+        with open_regular(source) as file:
+            begin = file.read(72)
+        self._json, self._class_name = None, options.class_name
+        if begin.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+            self._json = GeoJson(source)
+            self.count, self.crs = len(self._json.geometries), self._json.crs
+            columns = self._json.columns()
+        else:
+            _check_kind(source, begin)
+            self.count, self.crs, columns = self._open()
+        self._attribute = None if options.class_name else _attribute(source, columns, options)
+
+    def _open(self) -> tuple[int, Any, dict[str, bool]]:
+        """By GDAL: the number of geometries, their reference system, and the columns."""
+        self._pyogrio, self._path = import_pyogrio(), os.path.abspath(self.source)
         try:
-            layers = self._pyogrio.list_layers(source)
+            layers = self._pyogrio.list_layers(self._path)
             named = [str(name) for name, kind in layers if kind is not None]
             if len(named) != 1:
                 listed = ", ".join(map(show, named[:10]))
-                raise ValueError(f"{source}: {len(named)} layers ({listed}), expected one")
+                raise ValueError(f"{self.source}: {len(named)} layers ({listed}), expected one")
             self._name = named[0]
-            info = self._pyogrio.read_info(source, layer=self._name, force_feature_count=True)
+            given: dict[str, Any] = dict(layer=self._name, force_feature_count=True)
+            info = self._pyogrio.read_info(self._path, **given)
         except (self._pyogrio.errors.DataSourceError, RuntimeError) as error:
-            raise ValueError(f"{source}: not a file of geometries ({error})") from error
-        self.count, crs = info["features"], info["crs"]
-        self.crs = None if crs is None else import_rasterio().crs.CRS.from_user_input(crs)
-        self._class_name = options.class_name
-        self._attribute = None if options.class_name else _attribute(source, info, options)
+            raise ValueError(f"{self.source}: not a file of geometries ({error})") from error
+        if info["driver"] not in _DRIVERS:
+            raise ValueError(f"{self.source}: read as {info['driver']}, expected {_DRIVERS}")
+        texts = (dtype == "object" for dtype in info["dtypes"])
+        columns = dict(zip(map(str, info["fields"]), texts, strict=True))
+        crs = info["crs"]
+        crs = None if crs is None else import_rasterio().crs.CRS.from_user_input(crs)
+        return info["features"], crs, columns
 
     def on(self, path: Path, place: Place) -> Shapes:
         """The shapes that may lie on an image, in its coordinates."""
-        if (self.crs is None) != (place.crs is None):
-            names = [None if crs is None else crs.to_string() for crs in (self.crs, place.crs)]
-            has = f"reference system {names[0]}, {path} has {names[1]}"
-            raise ValueError(f"{self.source}: {has}; store both with theirs")
+        _check_systems(self.source, path, self.crs, place)
         border = reprojected(place.to_map(_border(place)), place.crs, self.crs)
         if not np.isfinite(border).all():
             raise ValueError(f"{path}: its coordinates are not on the map of {self.source}")
         box = *border.min(axis=0).tolist(), *border.max(axis=0).tolist()
-        columns = [] if self._attribute is None else [self._attribute]
-        given: dict[str, Any] = dict(layer=self._name, bbox=box, columns=columns, return_fids=True)
-        try:
-            _, numbers, geometries, values = self._pyogrio.raw.read(self.source, **given)
-        except (self._pyogrio.errors.DataSourceError, RuntimeError) as error:
-            raise ValueError(f"{self.source}: cannot be read ({error})") from error
-        labels = [self._class_name] * len(geometries) if self._class_name else values[0].tolist()
+        if self._json:
+            numbers, found, labels = self._json.within(box, self._attribute)
+        else:
+            numbers, found, labels = self._read(box)
+        labels = [self._class_name] * len(numbers) if self._class_name else labels
         for number, label in zip(numbers, labels, strict=True):
             if label is None or label != label:  # NaN stands for a number that is absent
                 what = f"its {self._attribute!r} is empty"
                 raise ValueError(f"{self.source}: geometry {number}: {what}, expected a class")
-        shapes = [self._rings(geometry, place) for geometry in geometries]
-        return Shapes(shapes, [str(label) for label in labels], numbers.tolist())
+        shapes = [self._rings(kind, polygons, place) for kind, polygons in found]
+        return Shapes(shapes, [str(label) for label in labels], numbers)
 
-    def _rings(self, geometry: bytes | None, place: Place) -> list[Rings] | str:
-        if geometry is None:
-            return "no geometry"
-        kind, polygons = read_wkb(geometry)
+    def _read(
+        self, box: tuple[float, ...]
+    ) -> tuple[list[int], list[tuple[int, list[Rings]]], list]:
+        """Numbers, geometries and labels in a box, by GDAL."""
+        columns = [] if self._attribute is None else [self._attribute]
+        given: dict[str, Any] = dict(layer=self._name, bbox=box, columns=columns, return_fids=True)
+        try:
+            _, numbers, geometries, values = self._pyogrio.raw.read(self._path, **given)
+        except (self._pyogrio.errors.DataSourceError, RuntimeError) as error:
+            raise ValueError(f"{self.source}: cannot be read ({error})") from error
+        found = [(-1, []) if one is None else read_wkb(one) for one in geometries]
+        return numbers.tolist(), found, values[0].tolist() if columns else []
+
+    def _rings(self, kind: int, polygons: list[Rings], place: Place) -> list[Rings] | str:
         if kind not in (_POLYGON, _MULTI):
-            return _NAMES.get(kind, "another geometry")
+            return "no geometry" if kind < 0 else _NAMES.get(kind, "another geometry")
         return [[reprojected(ring, self.crs, place.crs) for ring in rings] for rings in polygons]
+
+
+def _check_kind(source: Path, begin: bytes) -> None:
+    """Refuse what GDAL may take for another kind, and parts of a shapefile that are no files."""
+    if begin.startswith(_SHAPEFILE):
+        for suffix in _OF_SHAPEFILE:
+            for part in (
+                source.with_suffix(f".{suffix}"),
+                source.with_suffix(f".{suffix.upper()}"),
+            ):
+                if os.path.lexists(part):
+                    open_regular(part).close()
+    elif not (begin.startswith(_SQLITE) and begin[68:72] in _GPKG):
+        raise ValueError(f"{source}: not a GeoPackage, GeoJSON or Shapefile by its first bytes")
+    else:
+        _check_tables(source)
+    if "!" in os.path.abspath(source):  # behind which GDAL's paths name a member of an archive
+        raise ValueError(f"{source}: a path with '!', expected one without")
+
+
+def _check_tables(source: Path) -> None:
+    """Refuse a GeoPackage with calculated layers, which may call anything, and never end."""
+    try:
+        address = f"{Path(os.path.abspath(source)).as_uri()}?mode=ro"
+        with closing(sqlite3.connect(address, uri=True)) as database:
+            wrong = database.execute(_CALCULATED).fetchone()
+    except sqlite3.Error as error:
+        raise ValueError(f"{source}: not a file of geometries ({error})") from error
+    if wrong:
+        raise ValueError(f"{source}: {show(wrong[0])} is calculated, expected tables alone")
 
 
 def _border(place: Place) -> np.ndarray:
@@ -126,15 +212,14 @@ def _border(place: Place) -> np.ndarray:
     return np.concatenate([np.column_stack(side) for side in sides]) * (width, height)
 
 
-def _attribute(source: Path, info: dict[str, Any], options: Options) -> str:
-    """The field with the class."""
-    names = [str(name) for name in info["fields"]]
-    listed = ", ".join(map(show, names[:20])) or "none"
+def _attribute(source: Path, columns: dict[str, bool], options: Options) -> str:
+    """The column with the class; of each is known whether it has text."""
+    listed = ", ".join(map(show, list(columns)[:20])) or "none"
     if options.attribute:
-        if options.attribute not in names:
+        if options.attribute not in columns:
             raise ValueError(f"{source}: no attribute {options.attribute!r}, it has {listed}")
         return options.attribute
-    texts = [n for n, dtype in zip(names, info["dtypes"], strict=True) if dtype == "object"]
+    texts = [name for name, is_text in columns.items() if is_text]
     if len(texts) == 1:
         return texts[0]
     which = f"--attribute says which of its attributes ({listed}) is the class"

@@ -12,6 +12,9 @@ from mask_rcnn_jax.images.decode import tiff_directories
 from mask_rcnn_jax.tars.patterns import place_of
 
 _TRANSFORM = {33550, 33922, 34264}  # tags
+# GDAL looks for coordinates in these beside a TIFF, too; in others, which may name files, it does
+# not (`GDAL_PAM_ENABLED`).
+_WORLD = (".tfw", ".tifw", ".tiffw", ".wld", ".tab")
 INSTALL = "`pip install 'mask-rcnn-jax[geo]'` installs what is missing"
 
 
@@ -72,6 +75,10 @@ def read_place(path: str | os.PathLike) -> Place | None:
         open_regular(path).close()
     else:
         os.stat(path)
+        stem = os.path.splitext(path)[0]
+        for beside in (stem + suffix for suffix in _WORLD):
+            if os.path.lexists(beside):
+                open_regular(beside).close()
     try:
         rasterio = import_rasterio()
     except ValueError:
@@ -81,8 +88,8 @@ def read_place(path: str | os.PathLike) -> Place | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
         try:
-            with ExitStack() as stack:
-                by_path = is_text(path) and not in_tar
+            with rasterio.Env(GDAL_PAM_ENABLED=False), ExitStack() as stack:
+                by_path = is_text(path) and not in_tar and "!" not in path
                 source = path if by_path else stack.enter_context(open_regular(path))
                 file = stack.enter_context(rasterio.open(source, driver="GTiff"))
                 size, transform, crs = (file.height, file.width), file.transform, file.crs

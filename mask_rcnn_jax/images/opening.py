@@ -103,30 +103,38 @@ def _open_numpy(file: BinaryIO, path: str, max_bytes: int | None) -> Raster:
                     found = f"{len(names)} files in it, expected one array"
                     raise UndecodableImage(f"{path}: a zip archive with {found}")
                 with archive.open(names[0]) as inner:
-                    array = _read_array(inner, path, most)
+                    length = archive.getinfo(names[0]).file_size
+                    array = _read_array(inner, path, most, length)
                     return _of_array(_as_pages(array, path), path, "numpy")
+        length = file.seek(0, os.SEEK_END)
         file.seek(0)
         if isinstance(file, io.BytesIO) or not os.path.isfile(path):  # in a store, or a tar
-            return _of_array(_as_pages(_read_array(file, path, most), path), path, "numpy")
+            return _of_array(_as_pages(_read_array(file, path, most, length), path), path, "numpy")
         _check_array(file, path, max_bytes)
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         return _of_array(_as_pages(array, path), path, "numpy", by_window=True)
 
 
-def _check_array(file: Any, path: str, most: int | None) -> None:
-    """Refuse by its header an array of more bytes, or one that is none of numbers."""
+def _check_array(file: Any, path: str, most: int | None) -> int:
+    """The bytes that an array needs by its header; refuses more than `most`, or one that is none of
+    numbers."""
     version = np.lib.format.read_magic(file)
     read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
     shape, _, dtype = read[version[0]](file)
     if dtype.kind not in KINDS:
         raise UndecodableImage(f"{path}: an array of {dtype}, expected numbers")
-    check_bytes(math.prod(shape) * dtype.itemsize, most, path)
+    size = math.prod(shape) * dtype.itemsize
+    check_bytes(size, most, path)
+    return file.tell() + size
 
 
-def _read_array(file: Any, path: str, most: int) -> np.ndarray:
-    head = file.read(_HEAD)
-    _check_array(io.BytesIO(head), path, most)
-    return np.lib.format.read_array(io.BytesIO(head + file.read(most)), allow_pickle=False)
+def _read_array(file: Any, path: str, most: int, length: int) -> np.ndarray:
+    """The array of a `.npy` of a length, of which nothing behind it is read."""
+    needed = _check_array(io.BytesIO(file.read(_HEAD)), path, most)
+    if needed > length:
+        raise ValueError(f"{length:,} bytes, its shape needs {needed:,}")
+    file.seek(0)
+    return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def _as_pages(array: np.ndarray, path: str) -> np.ndarray:

@@ -66,10 +66,10 @@ def tiff_pixel_size(tiff: Any) -> PixelSize | None:
     """
     page = tiff.pages.first
     try:
-        if tiff.is_geotiff:
+        if page.is_geotiff:
             found = _of_map(page.geotiff_tags)
-        elif tiff.is_ome:
-            found = _of_ome(tiff.ome_metadata)
+        elif page.is_ome:
+            found = _of_ome(page.description)
         elif tiff.is_imagej:
             unit = tiff.imagej_metadata.get("unit", "")
             found = (*_resolution(page), unit)

@@ -1,8 +1,13 @@
-"""TIFFs with any bands, pages and bits, whole or by window, by tifffile (the extra `tiff`)."""
+"""TIFFs with any bands, pages and bits, whole or by window, by tifffile (the extra `tiff`).
+
+What texts in a file say of it, ImageJ's, OME's and tifffile's own, is bounded by what is there, and
+no other file is opened.
+"""
 
 import logging
 import math
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +17,7 @@ import numpy as np
 
 from mask_rcnn_jax.images.decode import MAX_BYTES, UndecodableImage, header_size, turned
 from mask_rcnn_jax.images.headers import MissingPackage
+from mask_rcnn_jax.images.ome import read_planes
 from mask_rcnn_jax.images.pixel_size import tiff_pixel_size
 from mask_rcnn_jax.images.raster import (
     INSTALL,
@@ -30,6 +36,10 @@ _ORIENTATION, _UNASSOCIATED = 274, 2  # a tag, and a kind of alpha
 _GDAL_NODATA = 42113  # a tag
 _MAX_TILE = 1 << 28  # bytes of a tile, which is decoded as a whole
 _SMALL = 1 << 16  # pixels of a tile that are decoded whatever it says
+_SUB_IFDS, _MAX_TAGS = 330, 4096  # a tag with the places of overviews, and tags of a page
+_MAX_PAGES, _MAX_LEVELS = 1 << 16, 64  # all with as many overviews as one has
+# How files are understood. Others may list files, and texts in them are as long as they say.
+_KINDS = {"shaped", "imagej", "lsm", "stk", "uniform"}
 
 
 @contextmanager
@@ -40,8 +50,10 @@ def open_tiff(file: BinaryIO, path: str, upright: bool) -> Iterator[Raster]:
     except ImportError as error:
         raise MissingPackage(f"{path}: a TIFF's bands are read by tifffile; {INSTALL}") from error
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what is wrong is raised
+    others: dict[str, Any] = {f"is_{kind}": False for kind in tifffile.TIFF.FILE_FLAGS - _KINDS}
     with as_undecodable(path):
-        opened = tifffile.TiffFile(file, name=os.path.basename(path))
+        _check_pages(file, path)
+        opened = tifffile.TiffFile(file, name=os.path.basename(path), **others)
     with opened:
         with as_undecodable(path):
             raster = _of_series(opened, path)
@@ -50,6 +62,32 @@ def open_tiff(file: BinaryIO, path: str, upright: bool) -> Iterator[Raster]:
                 _turned(raster, entry.value) if upright and entry and entry.value != 1 else raster
             )
         yield raster
+
+
+def _check_pages(file: BinaryIO, path: str) -> None:
+    """Refuse more pages than are read before they are parsed, and pages in a circle."""
+    file.seek(0)
+    begin = file.read(16)
+    is_big, order = 43 in begin[2:4], "<" if begin.startswith(b"I") else ">"
+    head, entry, offset = ("Q", 20, "Q") if is_big else ("H", 12, "I")
+    (at,) = struct.unpack_from(order + offset, begin, 8 if is_big else 4)
+    pages, levels = 0, 0
+    while at:
+        file.seek(at)
+        try:
+            (tags,) = struct.unpack(order + head, file.read(struct.calcsize(order + head)))
+            entries = file.read(min(tags, _MAX_TAGS) * entry)
+            (at,) = struct.unpack(order + offset, file.read(struct.calcsize(order + offset)))
+        except struct.error:  # cut off
+            break
+        for place in range(0, len(entries), entry):
+            code, _, count = struct.unpack_from(f"{order}HH{offset}", entries, place)
+            levels = max(levels, count) if code == _SUB_IFDS else levels
+        pages += 1
+        if pages * (1 + levels) > _MAX_PAGES or levels > _MAX_LEVELS:
+            most = f"{_MAX_PAGES:,} pages, or the {_MAX_LEVELS} overviews of one, that are read"
+            raise UndecodableImage(f"{path}: more than the {most}")
+    file.seek(0)
 
 
 def _turned(raster: Raster, entry: int) -> Raster:
@@ -67,47 +105,68 @@ def _turned(raster: Raster, entry: int) -> Raster:
 def _of_series(tiff: Any, path: str) -> Raster:
     """The raster of a TIFF's first series: its channels and samples are bands, and what else it has
     beside height and width is pages."""
-    series, first = tiff.series[0], tiff.pages.first
-    axes = series.axes
-    # A page's samples may have any name, which tifffile takes from the file: YXC, CYX, YXQ.
-    own = len(first.axes) if series.shape[-len(first.shape) :] == first.shape else 0
-    outer = [axis for axis in axes[: len(axes) - own] if axis not in "YXS"]
-    lengths = [series.shape[axes.index(axis)] for axis in outer]
-    # [pages, channels]: which page of the file has a channel of a page.
-    numbers = np.arange(math.prod(lengths)).reshape(lengths)
-    if "C" in outer:
-        numbers = np.moveaxis(numbers, outer.index("C"), -1)
-    numbers = numbers.reshape(-1, numbers.shape[-1] if "C" in outer else 1)
+    first, there = tiff.pages.first, len(tiff.pages)
+    series: Any = None  # of tifffile's, for pages that no OME-XML tells of
     height, width = first.imagelength, first.imagewidth
-    bands = numbers.shape[1] * first.samplesperpixel
-    others = len(tiff.series) - 1
     if first.dtype is None or first.dtype.kind not in KINDS:
         raise UndecodableImage(f"{path}: a TIFF of {first.dtype or 'unknown'} numbers is not read")
-    if not 1 <= bands <= 1024 or min(height, width) < 1:
-        raise UndecodableImage(f"{path}: {height} x {width} pixels of {bands} bands are not read")
+    if min(height, width, first.samplesperpixel) < 1:
+        raise UndecodableImage(f"{path}: {height} x {width} pixels are not read")
     if first.is_tiled:
         samples = math.prod((first.tilelength, first.tilewidth, first.samplesperpixel))
         check_bytes(samples * first.dtype.itemsize, _MAX_TILE, f"{path}: a tile")
-    if tiff.is_ome and any(page is None or page.parent is not tiff for page in series.pages):
-        raise UndecodableImage(f"{path}: an OME-TIFF with planes in other files is not read")
-    in_pages = len(series.pages) == numbers.size
+    shape, planes = (height, width, first.samplesperpixel), None
+    if first.is_ome:
+        planes = read_planes(first.description, path, tiff.filename, there, shape)
+    if planes:
+        outer, lengths, others = planes.axes, planes.lengths, planes.others
+    else:
+        series, others = tiff.series[0], len(tiff.series) - 1
+        axes = series.axes
+        # A page's samples may have any name, which tifffile takes from the file: YXC, CYX, YXQ.
+        own = len(first.axes) if series.shape[-len(first.shape) :] == first.shape else 0
+        outer = "".join(axis for axis in axes[: len(axes) - own] if axis not in "YXS")
+        lengths = [series.shape[axes.index(axis)] for axis in outer]
+    total, size = math.prod(lengths), math.prod(shape) * first.dtype.itemsize
+    in_pages = series is None or len(series.pages) == total
+    if not in_pages:  # ImageJ's large stacks: one page that describes all, which follow it
+        there = (tiff.filehandle.size - series.dataoffset) // size
+    if not 1 <= total <= there:
+        found = f"a text in it tells of {total:,} pages"
+        raise UndecodableImage(f"{path}: {found}, {there:,} are there")
+    # A page's channels, and the pages that have one of them before those with the next.
+    at = outer.find("C")
+    channels, step = (lengths[at], math.prod(lengths[at + 1 :])) if at >= 0 else (1, 1)
+    bands = channels * first.samplesperpixel
+    if bands > 1024:
+        raise UndecodableImage(f"{path}: {height} x {width} pixels of {bands} bands are not read")
     inverted = first.photometric == 0 and first.dtype.kind == "u"
 
     def read_page(page: int, window: Window) -> np.ndarray:
-        found = numbers[page].tolist()
-        if in_pages:
+        before, after = divmod(page, step)
+        found = [(before * channels + channel) * step + after for channel in range(channels)]
+        if planes:
+            layers = [_read_segments(_alike(tiff, planes.pages[n]), window) for n in found]
+        elif in_pages:
             layers = [_read_segments(series.pages[number], window) for number in found]
-        else:  # ImageJ's large stacks: one page that describes all, which follow it
-            size = height * width * first.samplesperpixel * first.dtype.itemsize
+        else:
             offsets = [series.dataoffset + number * size for number in found]
             layers = [_read_stored(first, window, offset) for offset in offsets]
         pixels = layers[0] if len(layers) == 1 else np.concatenate(layers, axis=-1)
         return np.iinfo(pixels.dtype).max - pixels if inverted else pixels
 
-    given = path, (height, width), bands, len(numbers), first.dtype, "tiff", read_page
+    given = path, (height, width), bands, total // channels, first.dtype, "tiff", read_page
     colors = _colors(first) if bands == first.samplesperpixel else ""
     raster = Raster(*given, _has_parts(first), colors=colors, others=others)
     return replace(raster, pixel_size=tiff_pixel_size(tiff), nodata=_nodata(first))
+
+
+def _alike(tiff: Any, number: int) -> Any:
+    """A page of a file whose pages are like the first."""
+    page = tiff.pages[number]
+    if page.hash != tiff.pages.first.hash:
+        raise ValueError(f"page {number} is not like the first")
+    return page
 
 
 def _nodata(page: Any) -> float | None:

@@ -164,7 +164,7 @@ def test_heights_do_not_count(tmp_path):
 def test_bad_files_are_one_line(labels, tmp_path):
     bad = tmp_path / "bad.gpkg"
     bad.write_bytes(b"no package")
-    with pytest.raises(ValueError, match="bad.gpkg: not a file of geometries"):
+    with pytest.raises(ValueError, match="bad.gpkg: not a GeoPackage, GeoJSON or Shapefile by its"):
         read(bad)
     write_image(tmp_path / "a.tif", crs=None)
     with pytest.raises(
