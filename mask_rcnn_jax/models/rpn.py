@@ -59,7 +59,7 @@ class RPNHead(nn.Module):
             Weights(count * self.anchors_per_cell, init, name=name)(convs[-1].features)
             for name, count in (("objectness_logits", 1), ("anchor_deltas", 4))
         ]
-        found = []
+        found: Any = []
         for feature, inside in zip(pyramid, cells or [None] * len(pyramid), strict=True):
             hidden = relu(convs[0](feature))
             for conv in convs[1:]:

@@ -25,7 +25,8 @@ class ValidExtent:
 
     def cells(self, stride: int) -> jax.Array:
         """[2] valid (rows, columns) on a map with that stride; requires `size`."""
-        return quotient(self.size + (stride - 1), stride)  # type: ignore[operator]
+        assert self.size is not None
+        return quotient(self.size + (stride - 1), stride)
 
     def mask(self, x: jax.Array) -> jax.Array:
         """Zero a map [B, h, w, C] outside the valid extent."""

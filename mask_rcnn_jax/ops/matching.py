@@ -104,7 +104,7 @@ def _extremes_of_used(
     iou: Callable[[Any], Array], used: Array | None, anchors: Any, *, num_gt: int, ties: bool
 ) -> _Extremes:
     """`_extremes` of the leading columns that are `used`, whose IoUs alone can be above 0."""
-    counts = [count for count in COUNTS if count < num_gt] if used is not None else []
+    counts = [count for count in COUNTS if count < num_gt]
 
     def leading(count: int, anchors: Any) -> _Extremes:
         found = _extremes(lambda anchors: iou(anchors)[:, :count], anchors, ties=ties)
@@ -113,11 +113,10 @@ def _extremes_of_used(
         )
         return found._replace(best_anchor=best_anchor, reach=reach)
 
-    branches = [partial(leading, count) for count in [*counts, num_gt]]
-    if not counts:
-        return branches[0](anchors)
-    index = sum((used > count).astype(jnp.int32) for count in counts)
-    return lax.switch(index, branches, anchors)
+    if used is None or not counts:
+        return leading(num_gt, anchors)
+    index = jnp.sum(used > jnp.array(counts))
+    return lax.switch(index, [partial(leading, count) for count in [*counts, num_gt]], anchors)
 
 
 def _extremes_by_blocks(

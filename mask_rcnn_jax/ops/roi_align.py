@@ -237,7 +237,7 @@ def gather_sum(
 ) -> Float[Array, "R P Q C"]:
     """out[r, p, q] = sum over taps of weight * table[y_tap + x_tap], each r from one table."""
     if implementation is None and y_taps.shape[-1] * x_taps.shape[-1] <= FEW_TAPS:
-        forms = dict(tpu=roi_align_windows.gather_sum, default=xla_gather_sum)
+        forms: Any = dict(tpu=roi_align_windows.gather_sum, default=xla_gather_sum)
         return by_platform(tables, y_taps, x_taps, y_weights, x_weights, **forms)
 
     def load_kernel():

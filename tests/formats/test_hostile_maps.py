@@ -7,7 +7,6 @@ import shutil
 import sqlite3
 import threading
 
-import numpy as np
 import pytest
 
 from mask_rcnn_jax.formats.convert import convert
@@ -156,21 +155,6 @@ def test_parts_of_a_shapefile_are_regular_files(suffix, folder):
     os.mkfifo(source.with_suffix(f".{suffix}"))
     with pytest.raises(OSError, match=rf"b.{suffix} is not a regular file"):
         read(source)
-
-
-def test_an_image_whose_reference_system_names_a_file_is_refused(folder):
-    place = rasterio.Affine(1, 0, 10, 0, -1, 50)
-    given = dict(driver="GTiff", height=9, width=9, count=1, dtype="uint8", transform=place)
-    crs = rasterio.crs.CRS.from_wkt(GRID.format(f"{folder}/pipe"))
-    with rasterio.open(folder / "a.tif", "w", crs=crs, **given) as file:
-        file.write(np.zeros((1, 9, 9), np.uint8))
-    if "nadgrids" not in read_place(folder / "a.tif").crs.to_wkt():
-        (folder / "a.tif.aux.xml").unlink(missing_ok=True)
-    labels = write(folder / "l.geojson", feature(ring(0, 0, 9, 9), species="oak"))
-    try:
-        read(labels)
-    except ValueError as error:
-        assert "a.tif: its reference system names a file" in str(error)  # noqa: PT017
 
 
 @pytest.mark.parametrize("beside", ["a.tfw", "a.wld", "a.tif.aux.xml", "a.tif.ovr", "a.tif.msk"])
