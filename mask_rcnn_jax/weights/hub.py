@@ -22,6 +22,7 @@ from absl import logging
 
 from mask_rcnn_jax.download import download
 from mask_rcnn_jax.network import Limits, read_url
+from mask_rcnn_jax.optional_packages import import_package
 from mask_rcnn_jax.terminal.progress import bytes_progress
 from mask_rcnn_jax.terminal.safe_text import cut, one_line
 from mask_rcnn_jax.version import __version__
@@ -168,14 +169,12 @@ def push(folder: Path, names: list[str], repository: str, *, private: bool) -> s
 
 def _client() -> ModuleType:
     try:
-        import huggingface_hub
-        import huggingface_hub.constants
-        import huggingface_hub.errors
-        import huggingface_hub.utils
+        for module in ("constants", "errors", "utils"):
+            import_package(f"huggingface_hub.{module}")
     except ImportError as error:
         text = "models on a hub need huggingface_hub: pip install 'mask-rcnn-jax[hub]'"
         raise ValueError(text) from error
-    return huggingface_hub
+    return import_package("huggingface_hub")
 
 
 def _api(client: Any) -> Any:
