@@ -169,12 +169,13 @@ def push(folder: Path, names: list[str], repository: str, *, private: bool) -> s
 
 def _client() -> ModuleType:
     try:
+        client = import_package("huggingface_hub")
         for module in ("constants", "errors", "utils"):
             import_package(f"huggingface_hub.{module}")
     except ImportError as error:
         text = "models on a hub need huggingface_hub: pip install 'mask-rcnn-jax[hub]'"
         raise ValueError(text) from error
-    return import_package("huggingface_hub")
+    return client
 
 
 def _api(client: Any) -> Any:
