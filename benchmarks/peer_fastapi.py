@@ -4,15 +4,18 @@ Its masks are resized to whole pixels, and it has no limits.
 """
 
 import json
+import os
 import sys
 
 import cv2
 import numpy as np
-import onnxruntime
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from pycocotools import mask as coco_mask
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before it is imported
+import onnxruntime  # noqa: E402
 
 folder, port = sys.argv[1:]
 with open(f"{folder}/manifest.json") as file:

@@ -10,6 +10,7 @@ The folder is an output of `export --format onnx`; of it, Triton needs the manif
 import argparse
 import json
 import math
+import os
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -162,7 +163,8 @@ def _weights(
 
 
 def load_onnxruntime(path: Path) -> Run:
-    """Load a model on the CPU."""
+    """Load a model on the CPU, without onnxruntime's telemetry unless the user asks for it."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before it is imported
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

@@ -16,6 +16,7 @@ import ray
 
 import mask_rcnn_jax as mrcnn
 
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray reports on its use
 ACTORS, CORES, GPUS = 1, 2, 0  # at most; of each
 IMAGES, ROWS = 32, 1000  # that an actor decodes at a time; of a file, at least
 OPTIONS = {"score_threshold": 0.5, "batch_size": 1}  # 8 images suit a GPU

@@ -17,6 +17,7 @@ from ray.tune.schedulers import ASHAScheduler
 import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax.training.optim import rate_in_state
 
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray reports on its use
 AUGMENT = {"flip": (), "colors": ("brightness", "contrast", "hue"), "copy_paste": ("copy_paste",)}
 SPACE = {"learning_rate": tune.loguniform(1e-3, 3e-2), "augment": tune.choice(list(AUGMENT))}
 OF_A_TRIAL = {"cpu": 2, "gpu": 0}

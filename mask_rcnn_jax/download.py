@@ -5,7 +5,7 @@ import hashlib
 import http.client
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.error import HTTPError
@@ -30,6 +30,7 @@ def download(
     size: int = 0,
     persistent: bool = False,
     make_progress: ProgressFactory | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> Path:
     """Download `url` to `path`, unless `path` exists with the right checksum.
 
@@ -44,6 +45,7 @@ def download(
         size: expected bytes, 0 if unknown. Rejects responses whose size differs.
         persistent: resume after a lost connection, as long as each attempt yields at least 1 MiB.
         make_progress: see `ProgressFactory`.
+        headers: of the request, such as Authorization.
 
     Raises:
         OSError: with the URL, if the server is unreachable, lacks the file, ends too early or sends
@@ -67,7 +69,7 @@ def download(
     with _locked(part):
         if is_there():
             return path
-        _complete(url, part, size, persistent, make_progress)
+        _complete(url, part, size, persistent, make_progress, headers or {})
         digest = _digest(part, algorithm)
         if not digest.startswith(expected):
             part.unlink()
@@ -101,13 +103,18 @@ def _locked(part: Path) -> Iterator[None]:
 
 
 def _complete(
-    url: str, part: Path, size: int, persistent: bool, make_progress: ProgressFactory | None
+    url: str,
+    part: Path,
+    size: int,
+    persistent: bool,
+    make_progress: ProgressFactory | None,
+    headers: Mapping[str, str],
 ) -> None:
     """`_fetch`, again after a lost connection if it is to be `persistent`."""
     while True:
         before = _size(part)
         try:
-            _fetch(url, part, size, make_progress)
+            _fetch(url, part, size, make_progress, headers)
             return
         except (OSError, http.client.HTTPException) as error:
             if not persistent or _size(part) - before < _CHUNK:
@@ -120,7 +127,13 @@ def _size(part: Path) -> int:
     return part.stat().st_size if part.exists() else 0
 
 
-def _fetch(url: str, part: Path, size: int, make_progress: ProgressFactory | None) -> None:
+def _fetch(
+    url: str,
+    part: Path,
+    size: int,
+    make_progress: ProgressFactory | None,
+    headers: Mapping[str, str],
+) -> None:
     """Complete `part` from its end, or from the start if the server does not support ranges."""
     received, most = _size(part), size or _MOST
     if size and received == size:
@@ -128,9 +141,9 @@ def _fetch(url: str, part: Path, size: int, make_progress: ProgressFactory | Non
     if size and received > size:
         part.unlink()
         received = 0
-    headers = {"Range": f"bytes={received}-"} if received else {}
+    ranges = {"Range": f"bytes={received}-"} if received else {}
     try:
-        response = open_url(url, _LIMITS, headers=headers)
+        response = open_url(url, _LIMITS, headers={**headers, **ranges})
     except HTTPError as error:
         if received and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             return  # nothing left to fetch; verified by the checksum

@@ -88,12 +88,14 @@ def open_url(
         raise OSError(str(error) or type(error).__name__) from error
 
 
-def read_url(address: str, most: int, limits: Limits) -> bytes:
+def read_url(
+    address: str, most: int, limits: Limits, headers: Mapping[str, str] | None = None
+) -> bytes:
     """Return what is at an address. OSError as from `open_url`, beyond `most` bytes, and if the
     connection ends early."""
     content = bytearray()
     try:
-        with open_url(address, limits) as response:
+        with open_url(address, limits, headers=headers) as response:
             stated = response.length or 0
             while len(content) <= most and (piece := response.read1(_CHUNK)):
                 content += piece
@@ -223,7 +225,10 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         fp.close()  # unread: it may be endless
         if not is_web(newurl):
             raise OSError(f"redirects to {newurl}, expected http or https")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+        request = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if request and (request.type, request.host) != (req.type, req.host):
+            request.remove_header("Authorization")  # is for the one who was asked
+        return request
 
 
 def _logins(address: str, user: str) -> list[urllib.request.BaseHandler]:

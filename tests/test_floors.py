@@ -54,6 +54,7 @@ FLOORS = {
     "consent": 1,
     "parts": 1,
     "structures": 1,
+    "optional_packages": 0,
 }
 # These run on any GPU machine: nothing beyond jax, flax, optax, numpy and our own rooms.
 LEAN = [

@@ -256,3 +256,16 @@ def test_the_next_address_of_a_host_is_tried(server, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", both)
     with open_url(f"http://two:{server.server_port}/a", Limits()) as response:
         assert response.read() == b"content"
+
+
+def test_who_was_asked_alone_gets_the_login(server):
+    """Names and ports count: another server of one machine is another."""
+    sent = {}
+    server.answers["/a"] = lambda h: (sent.update(a=h.headers["Authorization"]), h.send(b"a"))
+    server.answers["/same"] = redirect("/a")
+    with serving() as other:
+        other.answers["/b"] = lambda h: (sent.update(b=h.headers["Authorization"]), h.send(b"b"))
+        server.answers["/other"] = redirect(other.url("/b"))
+        for path in ("/same", "/other"):
+            read_url(server.url(path), 1, Limits(), {"Authorization": "Bearer secret"})
+    assert sent == {"a": "Bearer secret", "b": None}

@@ -5,7 +5,6 @@ The model is `MaskRCNN.predict`, traced by JAX and translated one primitive at a
 included. Operations that ONNX has as a whole, such as RoIAlign, are in `exporting.onnx_named`.
 """
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from mask_rcnn_jax.jax_to_onnx.values import Known, Value, arrange, tensor
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.mask_rcnn import MaskRCNN
 from mask_rcnn_jax.models.protocols import BoxHeadLike, ability
+from mask_rcnn_jax.optional_packages import import_package
 from mask_rcnn_jax.predict.programs import FIELDS
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def check_packages(*names: str) -> None:
     """Raise ValueError, naming the extra to install, if a package is missing."""
     for name in names:
         try:
-            importlib.import_module(name)
+            import_package(name)
         except ImportError as error:
             raise ValueError(
                 f"--format=onnx needs the package {name}: pip install 'mask-rcnn-jax[export]'"

@@ -23,6 +23,7 @@ import numpy as np
 
 from mask_rcnn_jax.jax_to_onnx.graph import strip_number
 from mask_rcnn_jax.models.quantization import FLOAT_LAYERS
+from mask_rcnn_jax.optional_packages import import_package
 
 CALIBRATORS = ("minmax", "entropy")
 RUNTIMES = ("cpu", "tensorrt")
@@ -95,14 +96,13 @@ def _measure(
     source: Path, feeds: list[dict], calibrator: str, runtime: str
 ) -> dict[str, list[float]]:
     """Lowest and highest value of every tensor at a quantized layer."""
-    from onnxruntime.quantization import CalibrationMethod
-    from onnxruntime.quantization.calibrate import create_calibrator
-
-    method = {"minmax": CalibrationMethod.MinMax, "entropy": CalibrationMethod.Entropy}[calibrator]
+    calibrate = import_package("onnxruntime.quantization.calibrate")
+    kinds = calibrate.CalibrationMethod
+    method = {"minmax": kinds.MinMax, "entropy": kinds.Entropy}[calibrator]
     augmented = str(source.with_name("augmented.onnx"))
     options = {"symmetric": runtime == "tensorrt", "num_bins": HISTOGRAM_BINS}
     types = OP_TYPES + BETWEEN if runtime == "cpu" else OP_TYPES
-    worker = create_calibrator(
+    worker = calibrate.create_calibrator(
         source, types, augmented, calibrate_method=method, extra_options=options
     )
     for feed in feeds:
@@ -137,10 +137,9 @@ def _insert_qdq(
     in_float: Collection[str],
 ) -> None:
     import onnx
-    from onnxruntime.quantization import CalibrationMethod, QuantType
-    from onnxruntime.quantization.calibrate import TensorData, TensorsData
-    from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 
+    quantization = import_package("onnxruntime.quantization")
+    calibrate, kinds = quantization.calibrate, quantization.QuantType
     model = onnx.load(source)
     symmetric = runtime == "tensorrt"
     names = _quantized_nodes(model, [] if symmetric else BETWEEN, in_float)
@@ -150,19 +149,19 @@ def _insert_qdq(
     # Entropy takes ranges around zero, also of values that are never negative.
     positive = {node.output[0] for node in model.graph.node if node.op_type == "Relu"}
     data = {
-        name: TensorData(
+        name: calibrate.TensorData(
             lowest=np.float32(max(low, 0.0) if name in positive and not symmetric else low),
             highest=np.float32(high),
         )
         for name, (low, high) in ranges.items()
     }
-    quantizer = QDQQuantizer(
+    quantizer = quantization.qdq_quantizer.QDQQuantizer(
         model,
         True,  # weights per channel
         False,  # full int8 range
-        QuantType.QInt8,
-        QuantType.QInt8 if symmetric else QuantType.QUInt8,
-        TensorsData(CalibrationMethod.MinMax, data),
+        kinds.QInt8,
+        kinds.QInt8 if symmetric else kinds.QUInt8,
+        calibrate.TensorsData(calibrate.CalibrationMethod.MinMax, data),
         names,
         [],
         OP_TYPES if symmetric else OP_TYPES + BETWEEN,

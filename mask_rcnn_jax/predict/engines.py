@@ -4,13 +4,12 @@ Each engine makes a function (images [B, H, W, C], image_sizes [B, 2]) -> `Detec
 arrays from a file.
 """
 
-import importlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,6 +19,7 @@ from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import ResizePlan, resize_plan
 from mask_rcnn_jax.images.bands import MODEL_ENTRIES
 from mask_rcnn_jax.models.detect import Detect
+from mask_rcnn_jax.optional_packages import import_package
 from mask_rcnn_jax.predict.programs import load_onnx, load_openvino, load_stablehlo, run_program
 from mask_rcnn_jax.recipe.entries import flatten
 from mask_rcnn_jax.recipe.manifest import Manifest, read_manifest
@@ -200,11 +200,11 @@ def _check_engine(engine: str, precision: str | None) -> None:
     import_engine(engine)
 
 
-def import_engine(engine: str) -> ModuleType:
+def import_engine(engine: str) -> Any:
     """Import the package of an engine; ValueError names the extra that installs it."""
     _, package, extra = ENGINES[engine]
     try:
-        return importlib.import_module(package)
+        return import_package(package)
     except ImportError as error:
         raise ValueError(
             f"--engine={engine} needs the package {package}: pip install 'mask-rcnn-jax[{extra}]'"

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax import export
 
+from mask_rcnn_jax.optional_packages import import_package
 from mask_rcnn_jax.predict.onnx_file import check_whole
 from mask_rcnn_jax.structures import Detections
 
@@ -61,8 +62,7 @@ def onnx_session(model: bytes) -> Any:
 
     Raises ValueError for a model with weights in other files.
     """
-    import onnxruntime
-
+    onnxruntime = import_package("onnxruntime")
     check_whole(model)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
@@ -106,8 +106,7 @@ def load_openvino(path: str | os.PathLike, precision: str = "f32") -> Callable:
 
     precision: "f32" or "bf16", in which it computes, int8 layers aside.
     """
-    import openvino
-
+    openvino = import_package("openvino")
     check_whole(Path(path).read_bytes())
     core = openvino.Core()
     options = {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}

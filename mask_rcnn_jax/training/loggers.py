@@ -5,7 +5,6 @@ metrics: name -> float. images: name -> uint8 [H, W, 3] RGB, often empty. A logg
 process only.
 """
 
-import importlib
 import json
 import math
 import time
@@ -21,6 +20,7 @@ import jax
 import numpy as np
 from absl import logging
 
+from mask_rcnn_jax.optional_packages import import_package
 from mask_rcnn_jax.terminal.safe_text import file_name
 from mask_rcnn_jax.training import dllogger, logger_keys, processes
 from mask_rcnn_jax.training.ending import StopTraining
@@ -307,6 +307,8 @@ def clearml_logger(**kwargs) -> Logger:
         # ClearML would otherwise log TensorBoard's events and the flags a second time.
         defaults |= {"auto_connect_frameworks": False, "auto_connect_arg_parser": False}
         clearml.Task._report_subprocess_enabled = False  # a fork may deadlock beside JAX's threads
+        updates = import_package("clearml.utilities.check_updates")
+        updates.CheckPackageUpdates._package_version_checked = True  # asks its makers, offline too
         task = clearml.Task.init(**{**defaults, **kwargs})
         if not clearml.Task.is_offline():
             path.write_text(task.id)
@@ -337,7 +339,7 @@ BY_NAME: dict[str, Callable[[], Logger]] = {
 def _package(name: str):
     """Import an optional package; ValueError with the command that installs it."""
     try:
-        return importlib.import_module(name)
+        return import_package(name)
     except ImportError as error:
         raise ValueError(
             f"the logger {name!r} needs the package {name}: pip install 'mask-rcnn-jax[{name}]' "

@@ -1,19 +1,37 @@
-"""Write H.264 mp4 files that browsers can play, with PyAV."""
+"""Write mp4 files with PyAV: H.264, which browsers play, where its FFmpeg can encode it."""
 
+from collections.abc import Callable
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from absl import logging
 
 from mask_rcnn_jax.video.reader import BT709, import_av, reason
 
 # Seconds. Containers with millisecond timestamps round a frame's time by up to 0.5 ms.
 _ROUNDING = Fraction(6, 10_000)
 _LIMITED_RANGE = 1  # FFmpeg's code for luma in 16..235
+# The first that works here: H.264 by x264, which is GPL, by Cisco's library, by hardware or the
+# system; MPEG-4, which FFmpeg itself has.
+ENCODERS = (
+    *("libx264", "libopenh264", "h264_nvenc", "h264_qsv", "h264_amf", "h264_videotoolbox"),
+    *("h264_mf", "mpeg4"),
+)
+_OPTIONS = {
+    "libx264": {"preset": "veryfast", "crf": "20"},
+    "mpeg4": {"flags": "+qscale", "global_quality": "354"},  # 3 times FFmpeg's FF_QP2LAMBDA
+}
+_BITS = 0.2  # of a pixel, for the others
+_MPEG4_TICKS = 60_000  # a second; the format has 16 bits for them
 
 
 class VideoWriter:
     """Write equally sized images as H.264, yuv420p, to an mp4 with its index at the start.
+
+    Without an encoder of H.264 it is MPEG-4, which a line says.
 
     An odd side is padded by repeating its last row or column. Raises OSError, naming the file, if
     it cannot be written.
@@ -26,20 +44,26 @@ class VideoWriter:
         # A frame interval is a whole number of ticks; they are fine enough for variable rates.
         self._time_base = Fraction(1, rate.numerator * -(-10_000 // rate.numerator))
         self._last = -1
-        if "libx264" not in self._av.codecs_available:
-            raise ValueError(f"{path}: this build of PyAV has no H.264 encoder (libx264)")
-        try:
-            self._container = self._av.open(str(path), "w", options={"movflags": "+faststart"})
-            stream = self._container.add_stream("libx264", rate=rate)
-            stream.width, stream.height = width + width % 2, height + height % 2
-            stream.pix_fmt = "yuv420p"
-            stream.options = {"preset": "veryfast", "crf": "20"}
-            context = stream.codec_context
+        width, height = width + width % 2, height + height % 2
+
+        def settle(context) -> None:
+            context.width, context.height, context.pix_fmt = width, height, "yuv420p"
+            context.options = _OPTIONS.get(context.name, {})
+            if not context.options:
+                context.bit_rate = int(_BITS * width * height * rate)
+            if context.name == "mpeg4" and self._time_base.denominator > _MPEG4_TICKS:
+                self._time_base = Fraction(1, _MPEG4_TICKS)
             context.time_base = self._time_base
             context.sample_aspect_ratio = pixel_aspect
             # Set explicitly; players otherwise infer it from the frame height.
             context.colorspace = context.color_primaries = context.color_trc = BT709
             context.color_range = _LIMITED_RANGE
+
+        encoder = self._encoder(settle)
+        try:
+            self._container = self._av.open(str(path), "w", options={"movflags": "+faststart"})
+            stream = self._container.add_stream(encoder, rate=rate)
+            settle(stream.codec_context)
         except self._av.FFmpegError as error:
             raise self._failure(error) from error
         self._stream = stream
@@ -68,6 +92,20 @@ class VideoWriter:
                 self._container.close()
         except self._av.FFmpegError as error:
             raise self._failure(error) from error
+
+    def _encoder(self, settle: Callable[[Any], None]) -> str:
+        """Return the name of the first encoder that opens: being listed says little."""
+        for name in ENCODERS:
+            with suppress(self._av.FFmpegError, ValueError):  # ValueError: not in this build
+                context = self._av.CodecContext.create(name, "w")
+                settle(context)
+                context.open()
+                if name != ENCODERS[0]:
+                    kind = "MPEG-4, which browsers do not play" if name == "mpeg4" else "H.264"
+                    logging.info("%s: written by the encoder %s: %s", self._path, name, kind)
+                return name
+        tried = ", ".join(ENCODERS)
+        raise ValueError(f"{self._path}: PyAV's FFmpeg has no encoder for it, expected {tried}")
 
     def _ticks(self, time: Fraction) -> int:
         nearest = round(time * self._rate) / self._rate

@@ -117,7 +117,7 @@ def load(
         refused: entries of which only a warning is not enough; None are all.
 
     Raises ValueError, besides what `load_weights` does, if the run or the file itself states
-    another value of a refused entry.
+    another value of a refused entry, and for weights that are not finite.
     """
     section, given, path = parts.to_section(model), path, published.find(path)
     called = published.with_recipe(given) if published.is_name(given) else path
@@ -127,6 +127,7 @@ def load(
         found = _differences_from_saved(path, section, antialias) or []
     else:
         variables, about, found = _load_file(path, section, antialias, beside)
+    _check_finite(variables, called)
     found = [d for d in found if not _is_of_other_bands(d)]
     stated = [d for d in found if d.is_stated and (refused is None or d.entry in refused)]
     if stated and not accept_mismatch:
@@ -136,6 +137,14 @@ def load(
     for line in [*about[1:], *(f"{path}: {difference}" for difference in found)]:
         logging.warning("%s", line)
     return variables
+
+
+def _check_finite(variables: dict, source: str | os.PathLike) -> None:
+    """Raise ValueError for a NaN or an infinity, which would spread to all that is found."""
+    for name, array in flatten_dict(variables, sep="/").items():
+        if count := np.size(array) - np.count_nonzero(np.isfinite(array)):
+            found = f"{count:,} of {np.size(array):,} values are NaN or infinite"
+            raise ValueError(f"{source}: {name}: {found}, expected finite weights")
 
 
 def _is_of_other_bands(difference: Difference) -> bool:

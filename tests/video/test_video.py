@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.video import reader as video_module
+from mask_rcnn_jax.video import writer as writer_module
 from mask_rcnn_jax.video.reader import UnreadableVideo, Video
 from mask_rcnn_jax.video.writer import VideoWriter
 from tests.video.videos import frame_image, turn, write_sound, write_video
@@ -137,6 +138,45 @@ def test_colors_and_pixel_aspect_are_kept(tmp_path):
     assert np.abs(middle - image[32, [16, 48, 80]]).max() <= 4
     with av.open(str(tmp_path / "a.mp4")) as container:  # BT.709, as HD video
         assert container.streams.video[0].codec_context.colorspace == 1
+
+
+@pytest.mark.parametrize("rate", [Fraction(25), Fraction(1_000_000, 33_333), Fraction(65_537)])
+@pytest.mark.parametrize("size", [(48, 64), (1, 1), (47, 333)])
+def test_without_h264_it_is_mpeg4(tmp_path, monkeypatch, caplog, size, rate):
+    """As in a build of FFmpeg under the LGPL, on a machine without an encoder."""
+    monkeypatch.setattr("mask_rcnn_jax.video.writer.ENCODERS", ("libx264_absent", "mpeg4"))
+    caplog.set_level("INFO")
+    path = tmp_path / "a.mp4"
+    writer = VideoWriter(path, *size, rate, Fraction(1))
+    image = np.full((*size, 3), (200, 60, 90), np.uint8)
+    for number in range(5):
+        writer.write(image, number / rate)
+    writer.close()
+    assert (
+        f"{path}: written by the encoder mpeg4: MPEG-4, which browsers do not play" in caplog.text
+    )
+    frames = list(Video(str(path)).frames())
+    assert len(frames) == 5 and np.abs(frames[-1].image.astype(int) - image[0, 0]).max() <= 8
+    assert [float(f.time) for f in frames] == pytest.approx(
+        [n / float(rate) for n in range(5)], abs=1e-3
+    )
+
+
+def test_an_encoder_that_is_listed_and_does_not_work_is_passed_over(tmp_path, monkeypatch):
+    """PyAV's wheels list those of hardware that is not there."""
+    listed = [name for name in writer_module.ENCODERS if name != "libx264"]
+    monkeypatch.setattr(writer_module, "ENCODERS", listed)
+    writer = VideoWriter(tmp_path / "a.mp4", 16, 16, Fraction(25), Fraction(1))
+    writer.write(np.zeros((16, 16, 3), np.uint8), Fraction(0))
+    writer.close()
+    assert len(list(Video(str(tmp_path / "a.mp4")).frames())) == 1
+
+
+def test_no_encoder_at_all_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer_module, "ENCODERS", ("libx264_absent",))
+    with pytest.raises(ValueError, match="a.mp4: PyAV's FFmpeg has no encoder for it, expected"):
+        VideoWriter(tmp_path / "a.mp4", 16, 16, Fraction(25), Fraction(1))
+    assert not (tmp_path / "a.mp4").exists()
 
 
 def test_repeated_times_are_moved_forward(tmp_path):

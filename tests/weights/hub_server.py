@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
@@ -44,6 +45,10 @@ class HubServer(ThreadingHTTPServer):
         self.requests: list[str] = []
         self.cut: int | None = None  # bytes of a large file after which the connection ends
         self.status = 0  # of every answer instead of the right one
+        self.etag = ""  # of every file instead of the right one
+        self.about: object = None  # what is said of a revision instead of what is right
+        self.body: Callable[[_Handler], None] | None = None  # writes what is at "/resolve/"
+        self.tokens: list[tuple[str, str]] = []  # paths, and the Authorization sent to them
 
     @property
     def url(self) -> str:
@@ -100,8 +105,15 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         path = unquote(urlsplit(self.path).path)
         self.server.requests.append(f"{self.command} {path}")
+        self.server.tokens.append((path, self.headers["Authorization"] or ""))
         if self.server.status:
             self._error(self.server.status, "Failed")
+        elif self.server.body and "/resolve/" in path:
+            self.close_connection = True
+            with contextlib.suppress(OSError):  # a client may have heard enough
+                self.server.body(self)
+        elif self.server.about is not None and path.startswith("/api/"):
+            self._json(self.server.about)
         elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
             self._about(found[1], found[2] or "main")
         elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
@@ -135,11 +147,13 @@ class _Handler(BaseHTTPRequestHandler):
         elif path.endswith(".safetensors"):  # as large files are
             digest = hashlib.sha256(files[path]).hexdigest()
             self.server.uploaded.setdefault(digest, files[path])
-            linked = {"X_Linked_Size": len(files[path]), "X_Linked_ETag": f'"{digest}"'}
+            etag = self.server.etag or digest
+            linked = {"X_Linked_Size": len(files[path]), "X_Linked_ETag": f'"{etag}"'}
             place = f"http://localhost:{self.server.server_port}/cdn/{digest}"  # another host
             self._answer(b"", 302, X_Repo_Commit=commit, Location=place, **linked)
         else:
-            self._answer(files[path], X_Repo_Commit=commit, ETag=f'"{git_id(files[path])}"')
+            etag = self.server.etag or git_id(files[path])
+            self._answer(files[path], X_Repo_Commit=commit, ETag=f'"{etag}"')
 
     def _send_large(self, content: bytes) -> None:
         self.send_response(200)

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax.exporting.hub_folder import HubOptions, hub_files
 from mask_rcnn_jax.formats.shapes import generate_image
 from mask_rcnn_jax.models.build import abstract_variables
+from mask_rcnn_jax.network import Limits
 from mask_rcnn_jax.terminal.safe_text import one_line
 from mask_rcnn_jax.weights import hub, model_folder, pretrained
 from mask_rcnn_jax.weights.restore import Restored, make_model, restore
@@ -174,6 +176,112 @@ def test_files_that_are_missing_or_too_large(mine, files):
     assert "holds no model of mask_rcnn_jax: no SHA256SUMS" in refused()
     mine.commit(changed(files, config_json=b"[" * (5 << 20)))
     assert "config.json has 5,242,880 bytes, expected at most 4,194,304" in refused()
+
+
+@pytest.mark.parametrize("etag", ["/{}/x", "../../../x", "..", "a/b", "x" * 300])
+def test_no_file_has_a_name_that_a_hub_says(mine, server, tmp_path, etag):
+    server.etag = etag.format(tmp_path)
+    folder = hub.fetch(ADDRESS)
+    home = tmp_path / "home" / "hub" / "models--me--mine"
+    assert folder == home / "snapshots" / mine.refs["main"]
+    found = {path.relative_to(home) for path in tmp_path.rglob("*") if path.is_file()}
+    inside = {folder.relative_to(home) / name for name in model_folder.MOST_BYTES}
+    assert found == {*inside, Path("refs/main")}
+
+
+def endless(handler):
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    while True:
+        handler.wfile.write(b"x" * (1 << 20))
+
+
+def dripping(handler):
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 160\r\n\r\n")
+    while True:
+        handler.wfile.write(b"x")
+        time.sleep(0.05)
+
+
+def longer(handler):
+    handler._answer(b"x" * (1 << 20))
+
+
+@pytest.mark.parametrize(
+    "body, said",
+    [
+        (endless, "the server sent more than 160 bytes"),
+        (longer, "the server offers 1048576 bytes, expected 160"),
+        (dripping, "fewer than 1000 a second"),
+    ],
+)
+def test_a_body_ends(mine, server, monkeypatch, tmp_path, body, said):
+    monkeypatch.setattr("mask_rcnn_jax.download._LIMITS", Limits(window=0.2))
+    mine.commit({"SHA256SUMS": b"x" * 160})
+    server.body = body
+    begin = time.monotonic()
+    text = refused(kind=OSError)
+    assert text.startswith(f"{ADDRESS}: ") and "SHA256SUMS" in text and said in text
+    assert time.monotonic() - begin < 5
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 200
+
+
+def sized(size: object, sha: object = "a" * 40) -> dict:
+    return {"sha": sha, "siblings": [{"rfilename": n, "size": size} for n in hub.MOST_BYTES]}
+
+
+@pytest.mark.parametrize(
+    "about, said",
+    [
+        (sized("x"), "SHA256SUMS has 'x' bytes, expected at most 65,536"),
+        (sized(None), "SHA256SUMS has None bytes"),
+        (sized(True), "SHA256SUMS has True bytes"),
+        (sized(-1), "SHA256SUMS has -1 bytes"),
+        (sized([1]), "SHA256SUMS has [1] bytes"),
+        (sized(1e400), "SHA256SUMS has inf bytes"),
+        (sized(1, "../../x"), "the hub's commit is '../../x', expected 40 hexadecimal digits"),
+        (sized(1, ["a" * 40]), "expected 40 hexadecimal digits"),
+        (sized(1, "A" * 40_000), "expected 40 hexadecimal digits"),
+        ([], "describes no model, expected json with sha and siblings"),
+        ({"sha": "a" * 40, "siblings": 1}, "describes no model"),
+        ({"sha": "a" * 40, "siblings": ["x"]}, "describes no model"),
+        ("x", "describes no model"),
+    ],
+)
+def test_a_hub_whose_answers_make_no_sense(server, tmp_path, about, said):
+    server.about = about
+    text = refused()
+    assert text.startswith(f"{ADDRESS}: ") and said in text
+    assert not (tmp_path / "home").exists()
+
+
+def test_another_commit_than_the_one_that_was_asked_for(server):
+    server.about = sized(1)
+    assert f"expected {'b' * 40}" in refused(f"{ADDRESS}@{'b' * 40}")
+
+
+def test_a_description_has_an_end(server, monkeypatch):
+    monkeypatch.setattr(hub, "_MOST_DESCRIPTION", 1000)
+    server.about = ["x"] * 1000
+    assert "more than 1,000 bytes" in refused(kind=OSError)
+
+
+def test_the_token_is_for_the_hub_alone(mine, server, monkeypatch):
+    """Large files are on another host."""
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    mine.private = True
+    hub.fetch(ADDRESS)
+    sent = {path.split("/")[1]: token for path, token in server.tokens}
+    assert sent == {"api": f"Bearer {TOKEN}", "me": f"Bearer {TOKEN}", "cdn": ""}
+
+
+def test_without_a_network_nothing_is_asked(mine, server, monkeypatch):
+    folder = hub.fetch(ADDRESS)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    server.requests.clear()
+    assert hub.fetch(ADDRESS) == folder
+    assert "hf://me/other: HF_HUB_OFFLINE is set; no copy" in refused("hf://me/other", OSError)
+    assert server.requests == []
 
 
 def test_damage_is_noticed(mine, files, server):
