@@ -63,7 +63,8 @@ def read_pixels(
     if bands.names:
         return bands.read(source, upright=upright, name=name, max_bytes=max_bytes)
     if isinstance(source, bytes):
-        return decode_bytes(source, name, upright=upright, at_least=at_least)
+        given: Any = dict(upright=upright, at_least=at_least, is_foreign=True)
+        return decode_bytes(source, name, **given)
     return decode_image(source, upright=upright, at_least=at_least)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from mask_rcnn_jax.optional_packages import _VARIABLES, import_package
 from tests.commands.command import ROOT
 
 MODEL = ROOT / "tests" / "goldens" / "version_0_1_0" / "onnx"
@@ -215,22 +216,22 @@ def test_every_package_is_imported_where_its_telemetry_is_off():
     assert [str(path) for path in files if mark.search(path.read_text())] == []
 
 
-@needs("onnxruntime")
-@pytest.mark.parametrize("given, expected", [({}, "1"), ({"ORT_DISABLE_TELEMETRY": "0"}, "0")])
-def test_what_the_user_set_stays(given, expected):
-    program = (
-        "import os; from mask_rcnn_jax.optional_packages import import_package; "
-        "import_package('json'); print(os.environ.get('ORT_DISABLE_TELEMETRY')); "
-        "import_package('onnxruntime'); print(os.environ['ORT_DISABLE_TELEMETRY'])"
-    )
-    kept = {n: v for n, v in os.environ.items() if n != "ORT_DISABLE_TELEMETRY"} | given
-    out = subprocess.check_output([sys.executable, "-c", program], text=True, env=kept)
-    assert out.split() == [str(given.get("ORT_DISABLE_TELEMETRY")), expected]
+@pytest.mark.parametrize("package", _VARIABLES)
+@pytest.mark.parametrize("given", [None, "0"])
+def test_what_a_package_reads_is_set_before_its_import(tmp_path, monkeypatch, package, given):
+    """Unless the user set it."""
+    variable, value = _VARIABLES[package]
+    (tmp_path / f"{package}.py").write_text(f"import os; found = os.environ[{variable!r}]")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, package)
+    monkeypatch.setenv(variable, given or "")
+    if given is None:
+        monkeypatch.delenv(variable)
+    assert import_package(package).found == (given or value)
 
 
 def test_openvino_finds_no_telemetry_and_others_do(tmp_path, monkeypatch):
-    from mask_rcnn_jax.optional_packages import import_package
-
     quiet = "try:\n    import openvino_telemetry as found\nexcept ImportError:\n    found = None\n"
     (tmp_path / "openvino.py").write_text(quiet)
     (tmp_path / "openvino_telemetry.py").write_text("")

@@ -588,3 +588,16 @@ def test_the_page_lists_every_status_of_a_mistake():
               for number in re.findall(r"\b[45]\d\d\b", row)}  # fmt: skip
     answered = {row[4] for row in BAD.values()} | {int(line[:3]) for _, line in RAW.values()}
     assert answered - {505} <= listed
+
+
+def test_damaged_uploads_leave_no_lines_in_the_log(shared, capfd):
+    """libjpeg's own would say neither when nor from whom."""
+    rng = np.random.default_rng(0)
+    content = cv2.imencode(".jpg", rng.integers(0, 255, (64, 64, 3), np.uint8))[1].tobytes()
+    answered = set()
+    for at in range(700, len(content) - 20, 97):
+        body = content[:at] + content[at + 9 :]
+        answered.add(ask(shared, body=body, headers={"Content-Type": "image/jpeg"}).status)
+    answered.add(ask(shared, body=content[:-600], headers={"Content-Type": "image/jpeg"}).status)
+    assert answered == {200, 400}
+    assert capfd.readouterr() == ("", "")
