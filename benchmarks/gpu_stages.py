@@ -217,14 +217,14 @@ def _is_fast(place: Place) -> list[Step]:
 
 
 def _learns(place: Place) -> list[Step]:
-    """The quickstart through the real loop, evaluated on both devices, and resumed."""
+    """`quickstart:long` through the real loop, evaluated on both devices, and resumed."""
     data, run = place.scratch / "shapes", place.scratch / "run"
     # With 128 channels RoIAlign's kernels run; on CPUs, 64 channels reach box AP 0.68.
     entries = TINY | {"train.steps": "4"} if place.small else {"model.fpn.channels": "128"}
     for split in ("train", "val"):
         entries[f"data.{split}_json"] = f"{data}/annotations/instances_{split}.json"
         entries[f"data.{split}_images"] = f"{data}/{split}"
-    recipe = config("quickstart", entries)
+    recipe = config("quickstart:long", entries)
     images = ("--train", "8", "--val", "4") if place.small else ()
 
     def command(name: str, limit: int, *arguments: str, figures: Path | None = None) -> Step:

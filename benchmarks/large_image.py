@@ -112,8 +112,8 @@ def main() -> None:
     flags += [*steps, "--config.eval.batch_size=1", "--config.eval.detections_per_image=100"]
     workdir = f"--workdir={given.folder / 'run'}"
     cut = [f"--tile={given.tile}", "--overlap=0.05"]
-    run("train", "--config=quickstart", workdir, *flags, "--config.data.val_json=")
-    run("evaluate", "--config=quickstart", workdir, *flags, *cut)
+    run("train", "--config=quickstart:long", workdir, *flags, "--config.data.val_json=")
+    run("evaluate", "--config=quickstart:long", workdir, *flags, *cut)
     image, output = given.folder / "large.tif", given.folder / "out"
     run("infer", workdir, f"--input={image}", f"--output={output}", "--score_threshold=0.05", *cut)
 

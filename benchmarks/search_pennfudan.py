@@ -17,7 +17,7 @@ STEPS = 240
 
 
 def get_config() -> ConfigDict:
-    config, data = quickstart.get_config(), os.environ["DATA"]
+    config, data = quickstart.get_config("long"), os.environ["DATA"]
     for split in ("train", "val"):
         annotations = f"{data}/annotations/instances_{split}.json"
         config.data.update({f"{split}_json": annotations, f"{split}_images": f"{data}/{split}"})

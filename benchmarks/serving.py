@@ -5,7 +5,7 @@
     python benchmarks/serving.py --artifact out/onnx --peer peer/bin/python --cpu 0 --clients 1,8
     python benchmarks/serving.py --workers 1,2 --litserve lit/bin/python --clients 1,4,16
 
-Starts the user's command in a process of its own, by default with the quickstart recipe and random
+Starts the user's command in a process of its own, by default with `quickstart:long` and random
 weights, which find as many objects as the recipe allows. Each client keeps one connection and sends
 the next image when it has the answer to the last. An answer is wrong if it is not the one that the
 same image got alone. Memory and CPU time are those of the server's processes; memory that several
@@ -56,7 +56,7 @@ def main(arguments: argparse.Namespace) -> None:
         elif arguments.workdir:
             ours += ["--workdir", arguments.workdir]
         else:
-            model = ["quickstart", str(random_weights(Path(folder)))]
+            model = ["quickstart:long", str(random_weights(Path(folder)))]
             ours += ["--config", model[0], "--weights", model[1]]
         load, servers = os.getloadavg()[0], {}
         for workers in arguments.workers.split(","):
@@ -210,14 +210,14 @@ def generate(folder: Path) -> list[bytes]:
 
 
 def random_weights(folder: Path) -> Path:
-    """Write random weights for the quickstart recipe."""
+    """Write random weights for `quickstart:long`."""
     from safetensors.numpy import save_file
 
     from mask_rcnn_jax.config import load_config
     from mask_rcnn_jax.models.build import build_model, init_variables
     from mask_rcnn_jax.weights.convert import to_ours_flat
 
-    model = load_config("quickstart", {"model.num_classes": 4}).model
+    model = load_config("quickstart:long", {"model.num_classes": 4}).model
     variables = init_variables(build_model(model), 0)
     save_file(to_ours_flat(variables), folder / "random.safetensors")
     return folder / "random.safetensors"

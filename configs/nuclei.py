@@ -2,7 +2,7 @@
 
     python -m mask_rcnn_jax.train --config nuclei --workdir runs/nuclei
 
-configs/quickstart.py for images of 256 x 256 pixels with up to a hundred nuclei, which it sees
+`quickstart:long` for images of 256 x 256 pixels with up to a hundred nuclei, which it sees
 enlarged by half, and with a narrower ResNet-10, so that the weights are small enough to ship.
 docs/results.md has the data, what was measured, and how the weights are made.
 """
@@ -16,7 +16,7 @@ SYSTEMS = {"": ("nuclei in fluorescence microscopy, from random weights", None, 
 
 
 def get_config() -> ConfigDict:
-    config = quickstart.get_config()
+    config = quickstart.get_config("long")
     config.data.update(
         tfds_dir="data/nuclei/tfds",
         train_json="data/nuclei/annotations/instances_train.json",

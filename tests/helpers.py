@@ -80,10 +80,10 @@ TINY_TERMS = 147 + sum(2 * 9 * width for width in (64, 128, 256, 512)) + 800 + 1
 
 
 def tiny_config():
-    """The quickstart recipe on 64 x 64 pixels with very small layers and two classes."""
+    """The recipe `quickstart:long` on 64 x 64 pixels with very small layers and two classes."""
     from mask_rcnn_jax.configs import quickstart
 
-    config = quickstart.get_config()
+    config = quickstart.get_config("long")
     config.data.update(image_size=(64, 64), max_instances=4)
     config.model.update(
         num_classes=2,

@@ -131,7 +131,7 @@ def test_a_run_is_a_config_with_the_types_of_its_recipe(folder):
         ("nothing.py", ["nothing.py is no recipe: it has no get_config()"]),
         ("spec.txt", ["spec.txt is no recipe, which is Python", "prepare d2_config", "tao_spec"]),
         ("a.png", ["a.png is no recipe, which is Python; weights go to --weights"]),
-        ("quickstart:3x", ["quickstart:3x: this recipe has no variants"]),
+        ("nuclei:3x", ["nuclei:3x: this recipe has no variants"]),
         ("coco:3x", ["coco:3x: expected buckets or nothing"]),
         ("coco_torchvision:3x", ["coco_torchvision", "3x", "expected coco_v1"]),
     ],

@@ -47,7 +47,7 @@ POINTRENDS = ("coco_detectron2:pointrend_1x", "coco_detectron2:pointrend",
 MOBILENETS = ("edge", "edge:small_640", "edge:medium_640")
 TRUNKS = (*TRANSFORMERS, *CONVNEXTS, *DINOS, *SWINS, *REGNETS, *MOBILENETS)
 OTHERS = ("coco_mmdet", "dense", "dense:scratch", "dense:small", "finetune", "lvis", "nuclei",
-          "quickstart")  # fmt: skip
+          "quickstart", "quickstart:long")  # fmt: skip
 OTHER_PARTS = ("model.backbone.", "model.fpn.")  # their sections have entries of their own
 # One of each kind, but for the systems and cascades, which have tests of their own.
 KINDS = ("coco_detectron2:x101_3x", "coco_convnext", "coco_dino:v2_s_reg", REGNETS[1], "quickstart")
@@ -276,8 +276,8 @@ def test_a_variant_that_became_a_recipe_is_named():
 
 
 def test_a_recipe_without_variants_says_so():
-    with pytest.raises(ValueError, match="quickstart.py:3x: this recipe has no variants"):
-        recipe("quickstart:3x")
+    with pytest.raises(ValueError, match="nuclei.py:3x: this recipe has no variants"):
+        recipe("nuclei:3x")
 
 
 def test_buckets_have_the_photos_of_usual_shapes_on_canvases_of_their_own():

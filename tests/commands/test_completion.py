@@ -76,7 +76,7 @@ def test_values(complete):
     assert complete("mask-rcnn-jax prepare weights convnext_t") == ["convnext_tiny"]
     assert complete("mask-rcnn-jax train --platform t") == ["tpu"]
     assert set(complete("mask-rcnn-jax prepare convert --from l")) == {"labelme", "labelstudio"}
-    assert complete("mask-rcnn-jax recipes quick") == ["quickstart"]
+    assert complete("mask-rcnn-jax recipes nuc") == ["nuclei"]
 
 
 def test_variants_go_on_after_the_colon(complete):

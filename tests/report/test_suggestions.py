@@ -135,7 +135,7 @@ def test_a_size_near_the_recipe_s_stays():
     assert size.value == (800, 1333)
 
 
-def changes(counts, recipe="quickstart", **entries):
+def changes(counts, recipe="quickstart:long", **entries):
     config = load_config(recipe, {k.replace("__", "."): v for k, v in entries.items()})
     found = count_suggestions(np.array(counts), config)
     return {s.entry: s.value for s in found if s.is_change}

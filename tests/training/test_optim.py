@@ -61,7 +61,7 @@ def test_a_warm_up_longer_than_the_first_decay_is_refused():
 
 def test_steps_given_as_fractions_are_noticed():
     def line(**changes):
-        recipe = load_config("quickstart", {f"optim.{k}": v for k, v in changes.items()})
+        recipe = load_config("quickstart:long", {f"optim.{k}": v for k, v in changes.items()})
         return beyond_the_end(recipe)
 
     assert "optim.decay_at is (6000, 8000)" in line(decay_at=(6000, 8000))
