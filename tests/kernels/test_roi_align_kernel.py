@@ -259,11 +259,15 @@ def lowered_for_cuda(function, *args):
     ],
 )
 def test_a_gpu_program_has_the_kernels(implementation, sampling):
-    """One forward and one backward."""
+    """One backward, and one forward but where XLA's code is as fast."""
+    is_few = implementation is None and 0 < sampling <= 2
     function = partial(loss, implementation=implementation, sampling=sampling)
     forward = lowered_for_cuda(function, pyramid(), boxes())
     both = lowered_for_cuda(jax.grad(function), pyramid(), boxes())
-    assert (forward.count("@mosaic_gpu_v2"), both.count("@mosaic_gpu_v2")) == (1, 2)
+    assert (forward.count("@mosaic_gpu_v2"), both.count("@mosaic_gpu_v2")) == (
+        1 - is_few,
+        2 - is_few,
+    )
 
 
 def test_the_kernel_reads_every_map_where_it_is():
