@@ -19,6 +19,7 @@ from mask_rcnn_jax.cpu_kernels.convolution import conv
 from mask_rcnn_jax.models.conv import add_conv_bias, products
 from mask_rcnn_jax.models.relu import relu
 from mask_rcnn_jax.ops.roi_align import gather_sum, gather_sum_transpose
+from mask_rcnn_jax.ops.whole import quotient, remainder
 
 Weights = tuple[jax.Array, jax.Array]  # kernel [kh, kw, in, out] and bias [out], float32
 Levels = Sequence[jax.Array]  # [B, H_l, W_l, channels] each
@@ -125,8 +126,8 @@ def _taps(maps: Levels, cells: jax.Array, valid: jax.Array) -> tuple[jax.Array, 
     starts = np.concatenate([[0], np.cumsum(rows.prod(axis=1))[:-1]]).astype(np.int32)
     level = jnp.sum(cells[:, None] >= jnp.asarray(starts[1:])[None], axis=1)
     start, height, width = (jnp.asarray(x)[level] for x in (starts, rows[:, 1], rows[:, 2]))
-    line = lax.div(cells - start, width)  # of all the images
-    row, column = lax.rem(line, height), lax.rem(cells - start, width)
+    line = quotient(cells - start, width)  # of all the images
+    row, column = remainder(line, height), remainder(cells - start, width)
     offsets = jnp.arange(SIDE, dtype=jnp.int32)[None] - SIDE // 2
 
     def along(place, side):
