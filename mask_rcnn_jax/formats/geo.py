@@ -117,6 +117,8 @@ class _Layer:
     def _open(self) -> tuple[int, Any, dict[str, bool]]:
         """By GDAL: the number of geometries, their reference system, and the columns."""
         self._pyogrio, self._path = import_pyogrio(), os.path.abspath(self.source)
+        # A NameError: of pyogrio itself, where PROJ refuses a reference system.
+        self._errors = self._pyogrio.errors.DataSourceError, RuntimeError, UnicodeError, NameError
         try:
             layers = self._pyogrio.list_layers(self._path)
             named = [str(name) for name, kind in layers if kind is not None]
@@ -126,7 +128,7 @@ class _Layer:
             self._name = named[0]
             given: dict[str, Any] = dict(layer=self._name, force_feature_count=True)
             info = self._pyogrio.read_info(self._path, **given)
-        except (self._pyogrio.errors.DataSourceError, RuntimeError) as error:
+        except self._errors as error:
             raise ValueError(f"{self.source}: not a file of geometries ({error})") from error
         if info["driver"] not in _DRIVERS:
             raise ValueError(f"{self.source}: read as {info['driver']}, expected {_DRIVERS}")
@@ -163,7 +165,7 @@ class _Layer:
         given: dict[str, Any] = dict(layer=self._name, bbox=box, columns=columns, return_fids=True)
         try:
             _, numbers, geometries, values = self._pyogrio.raw.read(self._path, **given)
-        except (self._pyogrio.errors.DataSourceError, RuntimeError) as error:
+        except self._errors as error:
             raise ValueError(f"{self.source}: cannot be read ({error})") from error
         found = [(-1, []) if one is None else read_wkb(one) for one in geometries]
         return numbers.tolist(), found, values[0].tolist() if columns else []

@@ -121,8 +121,14 @@ def _has_coordinates(path: str) -> bool:
 
 
 def reprojected(points: np.ndarray, source: Any, target: Any) -> np.ndarray:
-    """Points [n, 2] of one coordinate reference system in another; both are rasterio's."""
+    """Points [n, 2] of one coordinate reference system in another; both are rasterio's.
+
+    Infinite where they have no place in it.
+    """
     if source == target or source is None or target is None:
         return points
-    x, y = import_rasterio().warp.transform(source, target, *points.T.tolist())
+    try:
+        x, y = import_rasterio().warp.transform(source, target, *points.T.tolist())
+    except Exception:  # one of no public class where PROJ finds no way at all
+        return np.full(points.shape, np.inf)
     return np.column_stack([x, y])

@@ -2,6 +2,7 @@
 
 import io
 import struct
+import zipfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,15 @@ cases = st.one_of(
         st.just("head"),
         st.tuples(st.lists(hostile.numbers, max_size=5), st.sampled_from([b"", *TYPES])),
     ),
+    st.tuples(
+        st.integers(0, 1),
+        st.just("zip"),
+        st.tuples(
+            st.sampled_from([[64, 48, 4], [64, 48, 3], [1, 1, 4], [2**16, 2**16, 4], [2**40, 4]]),
+            st.sampled_from([b"", *TYPES]),
+            st.sampled_from([0, 0, 0, 1, 1 << 20, 400 << 20]),
+        ),
+    ),
 )
 
 
@@ -48,11 +58,25 @@ def with_head(data: bytes, edit: tuple[list[int], bytes]) -> bytes:
     return data[:8] + struct.pack("<H", len(head)) + head + data[10 + length :]
 
 
+def zipped(data: bytes, edit: tuple[list[int], bytes, int]) -> bytes:
+    """A member with another head and, after the array, so many bytes that no shape needs."""
+    *head, more = edit
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        with archive.open("arr_0.npy", "w") as member:
+            member.write(with_head(data, tuple(head)))
+            for start in range(0, more, 1 << 20):
+                member.write(bytes(min(1 << 20, more - start)))
+    return file.getvalue()
+
+
+EDITS = {"bytes": hostile.edit_bytes, "head": with_head, "zip": zipped}
+
+
 def write(folder: Path, case: Any) -> Path:
     number, kind, edits = case
-    data = arrays()[number % len(arrays())]
     path = folder / "case.npy"
-    path.write_bytes((with_head if kind == "head" else hostile.edit_bytes)(data, edits))
+    path.write_bytes(EDITS[kind](arrays()[number % len(arrays())], edits))
     return path
 
 

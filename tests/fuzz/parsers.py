@@ -57,6 +57,7 @@ from tests.formats.test_tao_spec import BLOG
 from tests.fuzz import hostile
 from tests.fuzz.config_files import CONFIGS, read_repaired
 from tests.fuzz.format_parsers import FORMATS
+from tests.fuzz.map_files import MAPS
 from tests.fuzz.numpy_files import NUMPY
 from tests.fuzz.tar_files import TARS
 from tests.fuzz.tiff_files import TIFFS
@@ -676,7 +677,7 @@ PARSERS = {
     **{name: Parser(*parts) for name, parts in FORMATS.items()},
     **{name: Parser(*parts) for name, parts in CONFIGS.items()},
     "images": Parser(image_cases, write_image, read_image),
-    "TIFFs": Parser(*TIFFS),
+    **{name: Parser(*parts) for name, parts in (TIFFS | MAPS).items()},
     "arrays of NumPy": Parser(*NUMPY),
     "tars": Parser(*TARS),
     "videos": Parser(st.tuples(hostile.places, hostile.byte_edits), write_video_case, read_video),

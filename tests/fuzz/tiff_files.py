@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,43 @@ def files() -> list[bytes]:
     return found
 
 
+OME = """<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06"><Image ID="Image:0">
+<Pixels ID="Pixels:0" DimensionOrder="XYCZT" Type="uint16" SizeX="40" SizeY="24" SizeC="2" SizeZ="1"
+SizeT="2" PhysicalSizeX="0.2" PhysicalSizeXUnit="um" PhysicalSizeY="0.3"><Channel ID="Channel:0:0"
+SamplesPerPixel="1"/><Channel ID="Channel:0:1" SamplesPerPixel="1"/>
+<TiffData FirstC="0" FirstZ="0" FirstT="0" IFD="0" PlaneCount="2"/>
+<TiffData FirstC="0" FirstZ="0" FirstT="1" IFD="2" PlaneCount="2"><UUID FileName="case.tif">
+urn:uuid:0</UUID></TiffData></Pixels></Image></OME>"""
+IMAGEJ = """ImageJ=1.53t\nimages=4\nchannels=2\nslices=1\nframes=2\nhyperstack=true\nunit=um
+spacing=0.5\nmin=0\nmax=4095\nloop=false\n"""
+VALUES = [*map(str, [*hostile.WHOLE, *hostile.REAL]), *hostile.TEXTS, "50000000", "XYZTC", "0.tif"]
+texts = st.tuples(
+    st.sampled_from([OME, IMAGEJ]),
+    st.lists(st.tuples(hostile.places, st.sampled_from(VALUES)), min_size=1, max_size=4),
+    st.one_of(hostile.no_edits, hostile.no_edits, hostile.byte_edits),
+)
+
+
+def with_text(text: str, edits: list[tuple[int, str]], changes: list) -> bytes:
+    """Four pages with a text about them, of which some values are others."""
+    for place, value in edits:
+        found = list(re.finditer(r'(?<=")[^"]*(?=")|(?<==)[^"\n]+(?=\n)', text))
+        start, end = found[place % len(found)].span()
+        text = text[:start] + value.encode("utf-8", "replace").decode() + text[end:]
+    file = io.BytesIO()
+    pages = np.zeros((4, *SIZE), np.uint16)
+    said = hostile.edit_bytes(text.encode(), changes)
+    tifffile.imwrite(file, pages, description=said, metadata=None, photometric="minisblack")
+    return file.getvalue()
+
+
 def write(folder: Path, case: Any) -> Path:
-    number, edits = case
     path = folder / "case.tif"
-    path.write_bytes(hostile.edit_bytes(files()[number % len(files())], edits))
+    if isinstance(case[0], str):
+        path.write_bytes(with_text(*case))
+    else:
+        number, edits = case
+        path.write_bytes(hostile.edit_bytes(files()[number % len(files())], edits))
     return path
 
 
@@ -60,4 +94,7 @@ def read(path: Path) -> None:
             assert pixels.shape == (window[3], window[2], raster.bands)
 
 
-TIFFS = st.tuples(hostile.places, hostile.byte_edits), write, read
+TIFFS = {
+    "TIFFs": (st.tuples(hostile.places, hostile.byte_edits), write, read),
+    "texts of TIFFs": (texts, write, read),
+}
