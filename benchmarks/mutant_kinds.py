@@ -3,14 +3,13 @@
 import ast
 import random
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "mask_rcnn_jax"
-ROOMS = ("ops", "models", "data", "training", "weights", "pruning", "formats")
-ROOMS += ("predict", "video", "serving", "exporting", "jax_to_onnx")
 OTHER_SIDE = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
 OTHER_SIDE |= {ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In}
 REDUCTIONS = {"sum": "mean", "mean": "sum", "maximum": "minimum", "minimum": "maximum"}
@@ -18,7 +17,11 @@ PATHS = re.compile("folder|path|name|dir|root|SHARED|['\"]")  # their `/` divide
 
 
 class Fault(NamedTuple):
-    """A replacement of one node: 1-based lines, byte columns; `reached`: the statement's lines."""
+    """A replacement of one node: 1-based lines, byte columns; `reached`: the statement's lines.
+
+    `edit` finds it again after files have moved: the outermost function or its class, the kind, the
+    old and the new code, and how often the same comes before it in this function.
+    """
 
     path: str
     kind: str
@@ -28,10 +31,12 @@ class Fault(NamedTuple):
     end_column: int
     new: str
     reached: tuple[int, int]
+    edit: tuple[str, str, str, str, int]
 
     @property
-    def room(self) -> str:
-        return Path(self.path).parts[1]
+    def package(self) -> str:
+        """The folder of the file, or the package itself."""
+        return Path(self.path).parent.name
 
     def span(self, lines: list[bytes]) -> tuple[bytes, bytes, bytes]:
         """The file before the node, the node, and the file after it."""
@@ -144,7 +149,9 @@ def _text(node: ast.AST) -> str:
 def faults_of(path: Path) -> Iterator[Fault]:
     """All faults inside the functions of a file, except in annotations, defaults and messages."""
 
-    def walk(node: ast.AST, reached: tuple[int, int]) -> Iterator[Fault]:
+    before: Counter[tuple[str, ...]] = Counter()
+
+    def walk(node: ast.AST, function: str, reached: tuple[int, int]) -> Iterator[Fault]:
         if isinstance(node, ast.stmt):
             last = node.body[0].lineno - 1 if getattr(node, "body", None) else node.end_lineno
             reached = node.lineno, max(node.lineno, last)
@@ -152,29 +159,40 @@ def faults_of(path: Path) -> Iterator[Fault]:
             for new in change(node):
                 where = str(path.relative_to(ROOT)), kind, node.lineno, node.col_offset
                 end = node.end_lineno, node.end_col_offset
-                yield Fault(*where, *end, _text(ast.fix_missing_locations(new)), reached)
+                text = _text(ast.fix_missing_locations(new))
+                edit = function, kind, ast.unparse(node), text
+                yield Fault(*where, *end, text, reached, (*edit, before[edit]))
+                before[edit] += 1
         if not isinstance(node, ast.Raise):
             for name, value in ast.iter_fields(node):
                 for child in value if isinstance(value, list) else [value]:
                     if name not in ("annotation", "returns") and isinstance(child, ast.AST):
                         if not isinstance(child, ast.JoinedStr | ast.arguments):
-                            yield from walk(child, reached)
+                            yield from walk(child, function, reached)
 
-    functions = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)]
-    inner = {id(n) for f in functions for n in ast.walk(f) if n is not f}
-    for function in functions:
-        if id(function) not in inner:
-            for statement in function.body:
-                yield from walk(statement, (0, 0))
+    def functions(node: ast.AST, name: str = "") -> Iterator[Fault]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef):
+                yield from functions(child, f"{child.name}.")
+            elif isinstance(child, ast.FunctionDef):
+                for statement in child.body:
+                    yield from walk(statement, name + child.name, (0, 0))
+            elif isinstance(child, ast.stmt):
+                yield from functions(child, name)
+
+    yield from functions(ast.parse(path.read_text()))
+
+
+def every_fault() -> Iterator[Fault]:
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        yield from faults_of(path)
 
 
 def draw(count: int, seed: int) -> list[Fault]:
-    """That many faults, one after the other from each pair of room and kind."""
-    cells: dict[tuple[str, str], list[Fault]] = {(r, k): [] for k in KINDS for r in ROOMS}
-    for room in ROOMS:
-        for path in sorted((ROOT / PACKAGE / room).glob("*.py")):
-            for fault in faults_of(path):
-                cells[room, fault.kind].append(fault)
+    """That many faults, one after the other from each pair of package and kind."""
+    cells: dict[tuple[str, str], list[Fault]] = defaultdict(list)
+    for fault in every_fault():
+        cells[fault.package, fault.kind].append(fault)
     numbers = random.Random(seed)
     for cell in cells.values():
         numbers.shuffle(cell)
@@ -184,3 +202,25 @@ def draw(count: int, seed: int) -> list[Fault]:
             if cell and len(chosen) < count:
                 chosen.append(cell.pop())
     return chosen
+
+
+def find_again(earlier: list[dict]) -> list[Fault]:
+    """The faults of an earlier run's results; prints those that no function has any more.
+
+    Of several functions of one name, the one in the same file counts, then in a file of its name.
+    """
+    places: dict[tuple, list[Fault]] = defaultdict(list)
+    for fault in every_fault():
+        places[fault.edit].append(fault)
+    found = []
+    for entry in earlier:
+        here = entry["path"]
+
+        def distance(fault: Fault, here: str = here) -> tuple[bool, bool]:
+            return fault.path != here, Path(fault.path).name != Path(here).name
+
+        if candidates := places[tuple(entry["edit"])]:
+            found.append(min(candidates, key=distance))
+        else:
+            print(f"not found again: {entry['fault']}")
+    return found

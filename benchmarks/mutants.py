@@ -5,11 +5,11 @@ python -m benchmarks.mutants reach --out DIR   run the default suite, note the l
 python -m benchmarks.mutants run --reach DIR --json FILE [--slow]    test each fault
 
 A fault changes one expression or statement inside a function; mutant_kinds.py says which and how.
-The draw goes around all pairs of room and kind and depends on the seed and the sources alone, so
-two states of the tests meet the same faults. Each fault is tested in a copy of the repository by
-the test files that run its line, those named after its module and room first, until the first test
-fails. `--earlier FILE`, of another run, starts with what caught the fault there. `reach` needs
-Python 3.12 (sys.monitoring); `--slow` adds the slow tests of these files, which nightly runs.
+The draw goes around all pairs of package and kind and depends on the seed and the sources alone.
+`--again FILE` takes the faults of an earlier run instead and starts with the tests that caught them
+then; it finds them by function and edit, so files may have moved. Each fault is tested in a copy of
+the repository by the test files that run its line, those named after its module and package first,
+until the first test fails. `reach` needs Python 3.12 (sys.monitoring); `--slow` adds slow tests.
 
 Tools such as mutmut and cosmic-ray know no axes, masks, normalizers or gradients, and run all tests
 for each fault.
@@ -27,7 +27,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from benchmarks.mutant_kinds import PACKAGE, ROOT, Fault, draw
+from benchmarks.mutant_kinds import PACKAGE, ROOT, Fault, draw, find_again
 
 LIMITS = 300, 3600  # seconds for one test and for all of one fault
 STARTED = time.time_ns()  # of this process: two may have one number
@@ -103,12 +103,12 @@ def reaching(folder: Path) -> dict[tuple[str, int], set[str]]:
 
 
 def in_order(fault: Fault, tests: set[str], seconds: dict[str, float], caught: str) -> list[str]:
-    """What caught it before, files named after the module, those of its room; quick ones first."""
+    """What caught it before, files named after the module, then its package; quick ones first."""
     name = Path(fault.path).stem.split("_")[0]
 
     def rank(test: str):
         parts = Path(test).parts
-        at_home = fault.room in parts
+        at_home = fault.package in parts
         named = at_home and name in parts[-1]
         return (f" {test}::" not in caught, not named, not at_home, seconds.get(test, 0.0))
 
@@ -170,7 +170,7 @@ def test_fault(fault: Fault, tests: list[str], copy: Path, cache: Path, slow: bo
 
 
 def run(
-    faults: list[Fault], folder: Path, out: Path, jobs: int, slow: bool, earlier: dict[str, str]
+    faults: list[Fault], folder: Path, out: Path, jobs: int, slow: bool, earlier: dict[tuple, str]
 ) -> None:
     """Test all faults, in as many copies as there are jobs, and write what caught each."""
     files, seconds = reaching(folder), seconds_of(folder / "log")
@@ -192,12 +192,13 @@ def run(
             places = [(fault.path, line) for line in range(first, last + 1)]
             found = {test for place in places for test in files.get(place, ())}
             found = {name for name in found if (copy / name).exists()}
-            tests = in_order(fault, found, seconds, earlier.get(str(fault)) or "")
+            tests = in_order(fault, found, seconds, earlier.get(fault.edit) or "")
             try:
                 result = test_fault(fault, tests, copy, base / "compiled", slow)
             finally:
                 free.append(copy)
-            results[number] = {"fault": str(fault), "room": fault.room, "kind": fault.kind} | result
+            named = {"fault": str(fault), "path": fault.path, "edit": fault.edit}
+            results[number] = named | result
             print(f"{result['seconds']:4.0f} s  {fault}\n        {result['caught']}", flush=True)
             out.write_text(json.dumps([results[k] for k in sorted(results)], indent=1) + "\n")
 
@@ -215,7 +216,7 @@ def main() -> int:
     parser.add_argument("--reach", type=Path, help="folder written by `reach`")
     parser.add_argument("--out", type=Path, help="folder that `reach` writes")
     parser.add_argument("--json", type=Path, default=Path("mutants.json"))
-    parser.add_argument("--earlier", type=Path, help="results of another run, for its order")
+    parser.add_argument("--again", type=Path, metavar="JSON", help="faults of an earlier run")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--slow", action="store_true", help="with the slow tests, as nightly")
     options = parser.parse_args()
@@ -224,13 +225,13 @@ def main() -> int:
         parser.error(f"{options.action} needs --{needed}")
     if options.action == "reach":
         return reach(options.out, options.jobs)
-    faults = draw(options.count, options.seed)
+    earlier = json.loads(options.again.read_text()) if options.again else []
+    faults = find_again(earlier) if options.again else draw(options.count, options.seed)
     if options.action == "list":
         print("\n".join(map(str, faults)))
     else:
-        found = json.loads(options.earlier.read_text()) if options.earlier else []
-        earlier = {entry["fault"]: entry["caught"] for entry in found}
-        run(faults, options.reach, options.json, options.jobs, options.slow, earlier)
+        caught = {tuple(entry["edit"]): entry["caught"] for entry in earlier}
+        run(faults, options.reach, options.json, options.jobs, options.slow, caught)
     return 0
 
 

@@ -70,6 +70,21 @@ def test_a_draw_depends_on_its_seed_alone(checkout):
     assert len({fault.kind for fault in first}) == 5
 
 
+def test_faults_are_found_again_where_their_function_has_gone(checkout, capsys):
+    faults = mutant_kinds.draw(9, 0)
+    earlier = [{"path": f.path, "edit": list(f.edit), "fault": str(f)} for f in faults]
+    folder = checkout.parents[1] / "models" / "heads"
+    folder.mkdir(parents=True)
+    (folder / "b.py").write_text("A = 1\n" + checkout.read_text())
+    checkout.write_text("def g(x):\n    return x + 1\n")
+    again = mutant_kinds.find_again(earlier)
+    assert [f.edit for f in again] == [f.edit for f in faults]
+    assert {f.path for f in again} == {f"{mutant_kinds.PACKAGE}/models/heads/b.py"}
+    (folder / "b.py").unlink()
+    assert mutant_kinds.find_again(earlier) == []
+    assert f"not found again: {earlier[0]['fault']}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("test", "caught"),
     [
