@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["tests.cpu_seconds"]
 ROOT = Path(__file__).resolve().parents[1]
 # No test works in the checkout; what they start finds the package and the tests from anywhere.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.getenv("PYTHONPATH")])])
@@ -129,6 +130,9 @@ def compile_little(request):
 
 
 def pytest_configure(config):
+    if config.option.slow:
+        config.option.faults = config.option.faults or 8
+        config.option.soak = config.option.soak or 200
     # With `-n 2 --dist loadfile`, keep the order of the files. By default those with the fewest
     # tests come last, some of them slow, and one process waits for the other.
     if hasattr(config.option, "loadscopereorder"):

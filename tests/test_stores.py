@@ -421,7 +421,8 @@ def test_what_cannot_be_written_is_named(tmp_path):
         stores.put_file(tmp_path / "file", f"file://{tmp_path}/file/a.txt")
 
 
-@pytest.mark.parametrize("form", ["jsonl", pytest.param("parquet", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_parts_are_written_to_a_store_and_merged_from_there(form, tmp_path, put):
     if form == "parquet":
         pytest.importorskip("pyarrow")

@@ -32,6 +32,7 @@ def export(run, folder, *flags):
     return run_captured("export", "--workdir", run.workdir, *flags)
 
 
+@pytest.mark.slow
 def test_a_run_is_pushed_and_scores_the_same(server, token, untrained, tmp_path):
     record = json.dumps({"step": 20, "ap/box": 0.25})
     (untrained.workdir / "metrics.jsonl").write_text(f"{record}\n")

@@ -57,7 +57,7 @@ def whole(untrained, pictures, tmp_path_factory) -> bytes:
     return content
 
 
-@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize("form", ["jsonl", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_merged_parts_are_one_run(form, untrained, pictures, whole, tmp_path):
     if form == "parquet":
         pytest.importorskip("pyarrow")

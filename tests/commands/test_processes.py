@@ -336,6 +336,7 @@ def test_what_the_cluster_says_is_named():
     assert line.startswith(f"{expected}no-such-host.invalid:") and "cannot be resolved" in line
 
 
+@pytest.mark.slow
 def test_hosts_of_a_tpu_slice_find_each_other():
     """As on GKE, whose variables JAX reads where it sees a TPU; here each has a CPU."""
     program = """

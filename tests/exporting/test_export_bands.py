@@ -121,6 +121,7 @@ def test_stablehlo_is_compared_with_the_original(tmp_path):
     assert made.interface.inputs["images"]["shape"] == [1, 64, 128, 2]
 
 
+@pytest.mark.slow
 def test_int8_is_calibrated_with_files_of_bands(tmp_path):
     tifffile = pytest.importorskip("tifffile")
     names = ("membrane", "nucleus")

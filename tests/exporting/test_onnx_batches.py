@@ -97,6 +97,7 @@ def exported(tmp_path_factory):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", [None, "int8"])
 def test_partial_batches_run_as_they_are(precision, exported, monkeypatch):
     """The last batch of images has rows for them alone, and results do not depend on it."""

@@ -49,6 +49,7 @@ def small(recipe="coco_keypoints"):
     return small_config(recipe, CANVAS, **CHANGES)
 
 
+@pytest.mark.slow
 def test_points_match_jax_in_any_batch():
     """More boxes than are computed at once, some with less than a pixel, and padding."""
     rng = np.random.default_rng(0)

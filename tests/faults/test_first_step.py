@@ -43,9 +43,8 @@ def worker_of(log: Path) -> int:
     return int(said.split()[1])
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_ends_at_once_and_leaves_nothing(number, tmp_path):
     log = tmp_path / "log"
     with started(tmp_path / "run", log) as process:

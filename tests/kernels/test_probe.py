@@ -28,13 +28,19 @@ def broken_for(op: str, how: str) -> list[str]:
     return [sys.executable, "-c", BROKEN.format(op=op, broken=how)]
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
         ("os.abort()", "its compiler was ended by SIGABRT"),
-        ("os.write(2, b'LLVM ERROR: Cannot select\\n0x1\\n'); os.abort()", "LLVM ERROR: Cannot"),
-        ("raise ValueError('no\\\\nptxas')", "its compiler failed: ValueError: no"),
-        ("time.sleep(60)", "its compiler took more than 3 s"),
+        slow(
+            "os.write(2, b'LLVM ERROR: Cannot select\\n0x1\\n'); os.abort()", "LLVM ERROR: Cannot"
+        ),
+        slow("raise ValueError('no\\\\nptxas')", "its compiler failed: ValueError: no"),
+        slow("time.sleep(60)", "its compiler took more than 3 s"),
     ],
 )
 def test_a_crash_is_told_and_leaves_this_process_alone(how, reason, tmp_path, monkeypatch):

@@ -229,6 +229,7 @@ def test_a_larger_canvas_changes_nothing(case):
         np.testing.assert_allclose(inside, alone, rtol=0, atol=1e-5 * np.abs(alone).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)])
 def test_half_precision_is_close(case, dtype):
     params, images, maps, _, _ = case

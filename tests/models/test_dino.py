@@ -76,11 +76,12 @@ def test_antialiased_resizing_keeps_constants_and_equal_sizes(old, new):
         np.testing.assert_allclose(matrix, np.eye(old), atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("entries", "remats"),
     [
         (dict(gated=True, table_side=4), (False,)),
-        pytest.param({}, (False, True), marks=pytest.mark.slow),
+        ({}, (False, True)),
     ],
 )
 def test_every_parameter_has_a_finite_gradient(entries, remats):

@@ -160,6 +160,7 @@ def test_the_loss_falls_beside_that_of_masks():
     assert found[-1]["loss/keypoint"] < 0.9 * found[0]["loss/keypoint"]
 
 
+@pytest.mark.slow
 def test_divisors_of_the_loss():
     config = tiny()
     outputs = None

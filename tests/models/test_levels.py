@@ -84,7 +84,8 @@ def test_cells_of_p7_end_where_the_image_does():
     np.testing.assert_array_equal(anchors.boxes[5][4], [64, 64, 320, 320])  # center 192, 192
 
 
-@pytest.mark.parametrize("levels", [pytest.param(4, marks=pytest.mark.slow), 6])
+@pytest.mark.slow
+@pytest.mark.parametrize("levels", [4, 6])
 def test_a_model_learns_and_detects(levels):
     model, loss = model_of(levels), as_recipe(config_of(levels)).loss
     variables, batch = any_variables(model), tiny_batch(2)

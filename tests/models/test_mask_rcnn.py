@@ -175,6 +175,7 @@ def masks_of(model, count):
     return jax.jit(lambda variables: model.apply(variables, *given, method="predict_masks"))
 
 
+@pytest.mark.slow
 def test_masks_of_many_objects_are_found_in_parts(model, monkeypatch):
     variables = any_variables(model)
     at_once = masks_of(model, 11)(variables)

@@ -126,6 +126,7 @@ def test_points_depend_on_their_image_alone(trained):
     assert start > 1
 
 
+@pytest.mark.slow
 def test_the_losses_are_two(trained):
     model, outputs, _ = trained
     recipe = as_recipe(config())
@@ -138,6 +139,7 @@ def test_the_losses_are_two(trained):
     assert 0 <= truth.min() < truth.max() <= 1
 
 
+@pytest.mark.slow
 def test_gradients_are_finite_and_reach_both_heads_and_the_map():
     given = jax.tree.map(jnp.asarray, inputs())
     head, keys = head_of(), jax.random.split(jax.random.key(0), (2, 3))

@@ -48,9 +48,17 @@ def gradients(cells_per_image, grads, dtype):
         return run(variables, maps)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+COUNTS = [(0, 2), (1, 2), (4, 2), (7, 4), (5, 2), (7, 1), (7, 70), (7, 71)]
+BY_DAY = [(0, 2), (4, 2), (5, 2), (7, 71)]
+
+
 @pytest.mark.parametrize(
-    ("count", "cells_per_image"), [(0, 2), (1, 2), (4, 2), (7, 4), (5, 2), (7, 1), (7, 70), (7, 71)]
+    ("count", "cells_per_image", "dtype"),
+    [
+        pytest.param(*pair, dtype, marks=[] if pair in BY_DAY and exact else pytest.mark.slow)
+        for pair in COUNTS
+        for dtype, exact in ((jnp.float32, True), (jnp.bfloat16, pair == (4, 2)))
+    ],
 )
 def test_gradients_are_the_dense_ones(count, cells_per_image, dtype, monkeypatch):
     """Up to two images' number of cells by the gathered pixels, beyond it by whole maps."""

@@ -110,6 +110,7 @@ def test_half_precision_is_close(kind, dtype):
         assert error < (0.1 if dtype == jnp.bfloat16 else 0.02)
 
 
+@pytest.mark.slow
 def test_keys_of_nothing_have_finite_gradients_in_float16():
     """They have no length: zeros fill the last windows, and keys have no bias."""
     layer = CosineAttention(2, 3, (0, 0), jnp.float16, 3)

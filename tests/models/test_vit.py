@@ -247,7 +247,8 @@ def test_recomputing_blocks_changes_nothing():
     )
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_precision_is_close_and_bounded(dtype, small_case):
     """A residual stream of hundreds, as large models have it, stays finite."""
     params, images = small_case
@@ -275,9 +276,8 @@ def test_the_fused_kernel_is_for_half_precision_on_a_gpu(small_case):
     jax.tree.map(np.testing.assert_array_equal, *halves)
 
 
-@pytest.mark.parametrize(
-    "shape", [(1, 32, 160, 3), pytest.param((1, 96, 64, 3), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(1, 32, 160, 3), (1, 96, 64, 3)])
 def test_any_size_has_maps(shape):
     """Smaller than a window, longer than the tables, black."""
     images = noise(*shape)

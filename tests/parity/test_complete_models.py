@@ -48,11 +48,12 @@ def recipe(system, changes=()):
     return load_config(system.recipe, entries | dict(changes))
 
 
-SLOW = ("mmdetection_swin_cascade",)  # a variant of another
+BY_DAY = ("torchvision_v2", "mmdetection")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in systems.SYSTEMS]
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in BY_DAY)) for n in systems.SYSTEMS],
 )
 def test_detections_are_those_of_the_system(name, tmp_path):
     system, golden = systems.SYSTEMS[name], systems.load(name)

@@ -5,6 +5,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.models.build import build_model
@@ -18,6 +19,7 @@ from tests.survivors import Survivors, pair_survivors
 inputs, variables, weights = _inputs, _variables, _weights  # fixtures
 
 
+@pytest.mark.slow
 def test_detections(variables, inputs):
     config = their_config()
     # Fewer than all, to save time: what NMS keeps beyond the best 4000 does not come into question.

@@ -85,6 +85,7 @@ def test_every_frame_is_written_once_at_its_time(annotated):
         assert [len(line["detections"]) for line in lines] == counted
 
 
+@pytest.mark.slow
 def test_shared_batches_match_single_frames(annotated, predictor):
     folder, sources, _ = annotated
     found_any = False

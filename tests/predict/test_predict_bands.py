@@ -195,6 +195,7 @@ def test_deep_numbers_without_a_rule_are_refused(tmp_path):
         predictor(tmp_path / "a.npy")
 
 
+@pytest.mark.slow
 def test_images_of_pillow_have_their_numbers(four):
     gray = make(("gray",), **DEEP)
     pixels = bands_of(1)

@@ -104,10 +104,8 @@ def test_two_answer_as_one_and_one_that_is_killed_is_replaced():
         assert health(server) == {"status": "ready", "waiting": 0, "answered": 20, "workers": 2}
 
 
-@pytest.mark.parametrize(
-    "number, to_all",
-    [(signal.SIGTERM, True), pytest.param(signal.SIGINT, False, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number, to_all", [(signal.SIGTERM, True), (signal.SIGINT, False)])
 def test_a_signal_ends_all_with_what_is_in_flight_answered(number, to_all):
     """systemd sends it to workers, too, which is no second signal."""
     with running() as server, ThreadPoolExecutor(4) as pool:
@@ -142,7 +140,7 @@ def test_workers_end_with_a_supervisor_that_is_killed():
         wait_until(lambda: not any(is_running(pid) for pid in pids))
 
 
-@pytest.mark.parametrize("broken", [pytest.param("0", marks=pytest.mark.slow), "1"])
+@pytest.mark.parametrize("broken", ["0", "1"])
 @pytest.mark.slow
 def test_one_that_fails_at_the_start_ends_all(broken):
     with running(**{BROKEN: broken}) as server:
@@ -166,6 +164,7 @@ def test_one_that_compiles_ends_with_a_supervisor_that_is_killed():
         wait_until(lambda: not is_running(pid))
 
 
+@pytest.mark.slow
 def test_sigterm_ends_what_compiles_at_once():
     with compiling() as (process, pid):
         process.terminate()

@@ -291,12 +291,15 @@ def test_a_forked_process_tells_the_first_nothing():
     interrupts.begin()
     try:
         with interrupts.heard():
+            started, start = os.pipe()
             child = os.fork()
             if child:
-                time.sleep(0.5)
+                os.read(started, 1)
                 os.kill(child, signal.SIGINT)
                 os.waitpid(child, 0)
                 print("first", flush=True)
+            else:
+                os.write(start, b"1")
             time.sleep({SECONDS})
             os._exit(1)
     except KeyboardInterrupt:

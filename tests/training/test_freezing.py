@@ -120,13 +120,14 @@ def averaged_over_devices(trunk: Trunk, freeze: tuple[str, ...], parts: int = 1)
     return sum(x.aval.size for one in sums for x in one.invars)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trunk", "freeze", "parts"),
     [
         (HalfFrozen(), ("fpn",), 2),
-        pytest.param(HalfFrozen(), (), 1, marks=pytest.mark.slow),
-        pytest.param(Trunk(), ("fpn",), 2, marks=pytest.mark.slow),
-        pytest.param(Trunk(), (), 1, marks=pytest.mark.slow),
+        (HalfFrozen(), (), 1),
+        (Trunk(), ("fpn",), 2),
+        (Trunk(), (), 1),
     ],
 )
 def test_no_gradient_of_what_is_frozen_is_averaged_over_devices(trunk, freeze, parts):

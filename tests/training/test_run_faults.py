@@ -361,6 +361,7 @@ def two_processes(workdir, own):
     return start
 
 
+@pytest.mark.slow
 def test_processes_of_one_run_compare_their_configs(tmp_path):
     workdir, said = tmp_path / "run", "train.seed is 0 on process 0 and 1 on process 1"
     with Pair(two_processes(workdir, ("seed=0", "seed=1")), tmp_path) as pair:

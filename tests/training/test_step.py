@@ -220,6 +220,7 @@ def test_same_state_and_batch_give_the_same_bits(trained):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_validation_losses_of_all_devices(trained):
     model, tx, mesh, _ = trained
     state = new_state(model, tx, mesh)

@@ -48,7 +48,8 @@ def test_the_others_wait_for_what_the_first_has_left_to_do(tmp_path):
         assert pair.codes() == [0, 0], pair.said()
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
 def test_the_death_of_one_ends_the_other(victim, tmp_path):
     with started("run", tmp_path, "--lost_after=2") as pair:
         pair.wait_for(tmp_path / "checkpoints" / "3")
