@@ -1,13 +1,19 @@
-"""Detect objects with an exported ONNX model, without mask_rcnn_jax, in onnxruntime or in Triton.
+"""Detect objects with an exported model, without mask_rcnn_jax: in onnxruntime, JAX or Triton.
 
     pip install numpy pillow onnxruntime
     python detect.py out/onnx photo.jpg --output found
+
+    pip install numpy pillow jax flatbuffers
+    python detect.py out/stablehlo photo.jpg
+
+    pip install numpy pillow
     python detect.py out/onnx photo.jpg --triton http://localhost:8000/v2/models/mine
 
-The folder is an output of `export --format onnx`; of it, Triton needs the manifest here alone.
+The folder is an output of `export`; of it, Triton needs the manifest here alone.
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -33,6 +39,15 @@ class Found(NamedTuple):
     box: np.ndarray  # x1, y1, x2, y2 in pixels of the image
     mask: np.ndarray | None  # bool [height, width] of the image
     keypoints: np.ndarray | None = None  # [P, 3] x, y in pixels of the image, and score
+
+
+def read_image(path: Path) -> np.ndarray:
+    """uint8 [height, width, 3] in RGB, upright as EXIF says it; of 16 bits the upper 8."""
+    with Image.open(path) as opened:
+        image = ImageOps.exif_transpose(opened)
+    if image.mode.startswith("I"):  # convert() would make everything above 255 white
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return np.asarray(image.convert("RGB"))
 
 
 def detect(run: Run, manifest: dict, image: np.ndarray, threshold: float = 0.5) -> list[Found]:
@@ -172,6 +187,22 @@ def load_onnxruntime(path: Path) -> Run:
     return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
 
 
+def load_stablehlo(path: Path) -> Run:
+    """Load a program for the device that JAX finds."""
+    import jax
+    from jax import export
+
+    program = jax.jit(export.deserialize(bytearray(path.read_bytes())).call)
+    return lambda inputs: jax.tree.map(np.asarray, dict(program(*inputs.values())))
+
+
+def load(folder: Path, name: str | None = None) -> Run:
+    """Load the model of an exported folder, or its file of that name."""
+    path = folder / (name or "model.stablehlo")
+    path = path if name or path.exists() else folder / "model.onnx"
+    return load_stablehlo(path) if path.suffix == ".stablehlo" else load_onnxruntime(path)
+
+
 def triton(url: str) -> Run:
     """Ask a server for a model's outputs, in KServe's protocol with Triton's binary tensors.
 
@@ -227,31 +258,38 @@ def draw(image: np.ndarray, found: list[Found]) -> Image.Image:
     return drawn
 
 
+def unused(folder: Path, stem: str) -> Path:
+    """stem.png, or stem_2.png and so on: no drawing replaces a file."""
+    names = (f"{stem}.png" if n == 1 else f"{stem}_{n}.png" for n in itertools.count(1))
+    return next(folder / name for name in names if not (folder / name).exists())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("images", type=Path, nargs="+")
-    parser.add_argument("--model", default="model.onnx", help="a file in the folder")
+    parser.add_argument("--model", help="a file in the folder; default: its model")
     parser.add_argument("--triton", metavar="URL", help="http://HOST:8000/v2/models/NAME")
     parser.add_argument("--threshold", type=float, default=0.5)
     parser.add_argument("--output", type=Path, help="a folder for annotated images")
     args = parser.parse_args()
     manifest = json.loads((args.folder / "manifest.json").read_text())
-    run = triton(args.triton) if args.triton else load_onnxruntime(args.folder / args.model)
+    run = triton(args.triton) if args.triton else load(args.folder, args.model)
     for path in args.images:
-        image = np.asarray(ImageOps.exif_transpose(Image.open(path)).convert("RGB"))
         try:
+            image = read_image(path)
             found = detect(run, manifest, image, args.threshold)
-        except ValueError as error:  # an image that the model does not take
+        except (OSError, ValueError) as error:  # none, or one that the model does not take
             parser.exit(2, f"{path}: {error}\n")
         for item in found:
             area = "" if item.mask is None else f" {item.mask.sum()} pixels"
-            print(f"{path.name}: {item.name} {item.score:.3f} {item.box.round(1).tolist()}{area}")
+            box = ", ".join(f"{side:.1f}" for side in item.box)
+            print(f"{path.name}: {item.name} {item.score:.3f} [{box}]{area}")
         if not found:
             print(f"{path.name}: no object with a score of at least {args.threshold}")
         if args.output:
             args.output.mkdir(parents=True, exist_ok=True)
-            draw(image, found).save(args.output / f"{path.stem}.png")
+            draw(image, found).save(unused(args.output, path.stem))
 
 
 if __name__ == "__main__":

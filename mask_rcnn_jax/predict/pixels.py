@@ -2,7 +2,7 @@
 
 import os
 from contextlib import suppress
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -14,9 +14,9 @@ from mask_rcnn_jax.images.headers import open_header
 from mask_rcnn_jax.images.opening import open_raster
 from mask_rcnn_jax.images.suffixes import IMAGE_SUFFIXES as DECODED
 
-# A file, uint8 [H, W, 3] RGB, or an image of Pillow. With `data.bands.names` an array has the
-# numbers of these bands, [H, W, bands], or [H, W] of one.
-ImageLike = str | os.PathLike | np.ndarray | Image.Image
+# A path, a file's content or an open file, uint8 [H, W, 3] RGB, or an image of Pillow. With
+# `data.bands.names` an array has the numbers of these bands, [H, W, bands], or [H, W] of one.
+ImageLike = str | os.PathLike | bytes | bytearray | BinaryIO | np.ndarray | Image.Image
 RGB_FILES = Bands()
 NUMPY_SUFFIXES = (".npy", ".npz")
 _BY_HEAD = (".tif", ".tiff", ".npy")  # whose size a raster tells without reading pixels
@@ -75,6 +75,9 @@ def to_pixels(image: Any, bands: Bands = RGB_FILES, upright: bool = True) -> np.
     """
     if isinstance(image, str | os.PathLike):
         return read_pixels(image, bands, upright)
+    content = image.read() if hasattr(image, "read") else image
+    if isinstance(content, bytes | bytearray):
+        return read_pixels(bytes(content), bands, upright, name="image")
     if isinstance(image, Image.Image):
         turned = ImageOps.exif_transpose(image) if upright else image
         return _pillow_bands(turned) if bands.names else _pillow_pixels(turned)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, BinaryIO, overload
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -138,7 +138,7 @@ class Predictor:
 
     @overload  # a str is a sequence of str
     def __call__(  # type: ignore[overload-overlap]
-        self, images: str | os.PathLike | Image.Image
+        self, images: str | os.PathLike | bytes | bytearray | BinaryIO | Image.Image
     ) -> Result: ...
 
     @overload
@@ -151,10 +151,11 @@ class Predictor:
         """Detect objects in one image, or in several, whatever their sizes.
 
         Args:
-            images: a file, uint8 [H, W, 3] RGB, a Pillow image, a sequence with such, or uint8
-                [B, H, W, 3]. Files and Pillow's images are turned upright by their EXIF entry,
-                unless `data.apply_exif` is "never". With `data.bands.names` an array has a file's
-                numbers [H, W, C], or [H, W] of one band, which become 0 to 255 as the recipe says.
+            images: a path, a file's content or an open file, uint8 [H, W, 3] RGB, a Pillow image, a
+                sequence with such, or uint8 [B, H, W, 3]. Files and Pillow's images are turned
+                upright by their EXIF entry, unless `data.apply_exif` is "never". With
+                `data.bands.names` an array has a file's numbers [H, W, C], or [H, W] of one band,
+                which become 0 to 255 as the recipe says.
 
         Returns:
             A `Result`, or a list of them for several images.
@@ -168,7 +169,8 @@ class Predictor:
         if isinstance(images, np.ndarray):
             several = images.ndim == 4
         else:
-            several = isinstance(images, Sequence) and not isinstance(images, str)
+            one = isinstance(images, str | bytes | bytearray)
+            several = isinstance(images, Sequence) and not one
         if not several:
             return self([images])[0]
         prepared = ((path_if_file(image), self._prepared(image)) for image in images)

@@ -1,3 +1,4 @@
+import io
 import threading
 from types import SimpleNamespace
 
@@ -146,14 +147,20 @@ def test_invalid_images_are_rejected(predictor, image):
             call()
 
 
-@pytest.mark.parametrize("kind", ["path", "text", "PIL"])
+@pytest.mark.parametrize("kind", ["path", "text", "PIL", "bytes", "bytearray", "BytesIO"])
 def test_files_and_images_of_pillow(alone, predictor, images, tmp_path, kind):
     path = tmp_path / "a.png"
     Image.fromarray(images[1]).save(path)
-    given = {"path": path, "text": str(path), "PIL": Image.fromarray(images[1])}[kind]
+    content = path.read_bytes()
+    given = {
+        "path": path, "text": str(path), "PIL": Image.fromarray(images[1]), "bytes": content,
+        "bytearray": bytearray(content), "BytesIO": io.BytesIO(content),
+    }[kind]  # fmt: skip
     found = predictor(given)
     assert_same(found, alone[1])
-    assert found.path == ("" if kind == "PIL" else str(path))
+    assert found.path == (str(path) if kind in ("path", "text") else "")
+    if kind == "BytesIO":
+        given.seek(0)
     mixed = predictor([given, images[0]])
     assert_same(mixed[0], alone[1])
     assert_same(mixed[1], alone[0])
@@ -188,6 +195,7 @@ def test_names_come_from_the_categories(alone, predictor, images):
     [
         ("absent.jpg", FileNotFoundError, "absent.jpg"),
         (__file__, ValueError, "test_predictor.py: truncated, damaged or not an image"),
+        (b"no image", ValueError, "image: truncated, damaged or not an image"),
         (3, TypeError, "image is a int, expected a file"),
         ([None], TypeError, "image is a NoneType, expected a file"),
     ],
