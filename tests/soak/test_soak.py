@@ -1,15 +1,17 @@
 """What grows in a long run, a long `infer` and many evaluations: nothing.
 
-`pytest tests/soak --soak=10000` takes so many steps, a fifth as many images, and evaluates once for
-500 steps. Everything is real; the model is the smallest.
+`pytest tests/soak --soak=10000` takes so many steps, a fifth as many images, as many requests, and
+evaluates once for 500 steps. Everything is real; the model is the smallest.
 """
 
 import ctypes
 import gc
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
+import cv2
 import numpy as np
 import pytest
 
@@ -21,6 +23,7 @@ from mask_rcnn_jax.predict.predictor import Predictor
 from mask_rcnn_jax.predict.saving import KINDS, ResultFiles
 from mask_rcnn_jax.training.loop import train
 from tests.helpers import tiny_config
+from tests.serving.asking import HEAD, ask, opened, serving
 
 pytestmark = [
     pytest.mark.soak,
@@ -111,3 +114,39 @@ def test_images(shapes, tmp_path, request, record_property):
                 rows.append((number, *held()))
     assert number == count and not skipped
     assert_level(f"{count} images", "images", rows, record_property)
+
+
+def upload(size: tuple[int, int], ending: str) -> bytes:
+    pixels = np.random.default_rng(size).integers(0, 256, (*size, 3), np.uint8)
+    return cv2.imencode(ending, pixels)[1].tobytes()
+
+
+def test_requests(request, record_property):
+    """Of all kinds, good and bad, from four clients."""
+    count = max(400, request.config.getoption("--soak"))
+    config = tiny_config()
+    predictor = Predictor(config, init_variables(build_model(config.model), 0), batch_size=4)
+    images = [upload((60 + 8 * i, 90 - 7 * i), [".png", ".jpg"][i % 2]) for i in range(6)]
+    good = [("POST", "/detect", image, 200) for image in images]
+    bad = [
+        ("POST", "/detect", images[1][:300], 400),
+        ("POST", "/detect", b"no image", 400),
+        ("POST", "/detect", b"", 400),
+        ("GET", "/absent", None, 404),
+        ("GET", "/health", None, 200),
+        ("GET", "/model", None, 200),
+        ("PUT", "/detect", images[0], 405),
+    ]
+    kinds, rows = good + bad, []
+    with serving(predictor) as server, ThreadPoolExecutor(4) as clients:
+
+        def one(number: int) -> None:
+            method, path, body, status = kinds[number % len(kinds)]
+            if number % 50 == 0:  # and one that goes away in its upload
+                opened(server, HEAD + b"Content-Length: 10000\r\n\r\nx").close()
+            assert ask(server, method, path, body).status == status, (method, path)
+
+        for start in range(0, count, count // 50):
+            list(clients.map(one, range(start, start + count // 50)))
+            rows.append((start, *held()))
+    assert_level(f"{count} requests", "requests", rows, record_property)

@@ -1,5 +1,6 @@
 """What happens to a run from outside, and what its records and checkpoints are afterwards."""
 
+import errno
 import os
 import shutil
 import signal
@@ -13,7 +14,7 @@ import pytest
 
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data import workers
-from mask_rcnn_jax.training import processes
+from mask_rcnn_jax.training import checkpoint, processes
 from mask_rcnn_jax.training.loop import train
 from tests.helpers import assert_tree_close
 from tests.memory_set import ShapeSet
@@ -216,6 +217,22 @@ def test_a_workdir_that_is_removed_ends_the_run(step, tmp_path):
     with pytest.raises(OSError, match=expected) as error:
         run(tmp_path / "run", [remove])
     assert "\n" not in str(error.value)
+
+
+def test_the_last_save_in_the_background_is_no_success_if_it_fails(tmp_path, monkeypatch):
+    write = checkpoint.Checkpoints._write
+
+    def full(self, step, *arguments):
+        if step == STEPS:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._folder / "d" / "0"))
+        write(self, step, *arguments)
+
+    monkeypatch.setattr(checkpoint.Checkpoints, "_write", full)
+    expected = rf"{tmp_path}/run/checkpoints: .*could not be written.* No space left .*/d/0"
+    with pytest.raises(OSError, match=expected) as error:
+        run(tmp_path / "run")
+    assert "\n" not in str(error.value)
+    assert str(STEPS) not in kept(tmp_path / "run")
 
 
 @pytest.mark.parametrize(
