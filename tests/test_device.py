@@ -86,6 +86,7 @@ def test_a_kernel_that_crashes_its_compiler_is_left_out(lines, tmp_path, monkeyp
     monkeypatch.setattr(device, "_said", "")
     monkeypatch.setattr(support, "_refused", {})
     monkeypatch.setattr(dispatch, "_forms", {})
+    monkeypatch.setattr(dispatch, "traced_platform", lambda: None)  # both forms
     monkeypatch.setattr(probe, "COMMAND", broken_for("nms", "os.abort()"))
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
     try:

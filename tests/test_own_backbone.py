@@ -80,6 +80,7 @@ def test_its_frozen_stage_stays_and_its_dtype_follows(folder, monkeypatch):
     monkeypatch.syspath_prepend(folder[0])
     config = tiny_config()
     config.model.backbone = load_tree(folder[0] / "my_recipe.py").model.backbone
+    config.model.backbone.frozen_stages = 1
     model = build_model(config.model, precision="bfloat16")
     assert model.backbone.dtype == jax.numpy.bfloat16
     params = init_variables(model, 0)["params"]

@@ -171,7 +171,7 @@ def test_two_devices_drop_what_one_does(trunk, batch):
 def test_recomputing_everything_changes_nothing(trunk, batch):
     (_, kept), (_, recomputed) = (one_step(trunk, batch, remat=r) for r in ("none", "all"))
     for name, value in kept.items():
-        assert float(recomputed[name]) == pytest.approx(float(value), rel=1e-4), name
+        assert float(recomputed[name]) == pytest.approx(float(value), rel=3e-4), name
 
 
 @pytest.mark.slow

@@ -202,7 +202,7 @@ class TestEvaluate:
         results = {"bbox_results.json", "segm_results.json", "metrics.json"}
         assert written == {*results, "report.html"}
         page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-        assert f"Evaluation of {trained.workdir / checkpoint}, step {STEPS}" in page
+        assert f"Evaluation of {trained.workdir}, step {STEPS}" in page
         assert page.count("<polyline") >= 20 + len(LOSSES)  # precision and recall, curves of losses
         for name in results:
             expected = read_json(trained.workdir / "eval" / str(STEPS) / name)

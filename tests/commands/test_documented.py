@@ -190,7 +190,8 @@ def test_commands_run_as_they_stand(tmp_path, cache):
     data = tmp_path / "data"
     variables = environment(cache, devices=1) | {"PYTHONPATH": str(ROOT), "DATA": str(data)}
     variables["IMAGES"] = str(data / "train")
-    variables["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    ours = Path(sys.executable).parent  # where `mask-rcnn-jax` is
+    variables["PATH"] = f"{tmp_path / 'bin'}:{ours}:{os.environ['PATH']}"
     for page, command in HERE:
         done = subprocess.run(
             ["bash", "-euc", command], cwd=tmp_path, text=True, env=variables,

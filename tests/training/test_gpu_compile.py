@@ -22,7 +22,10 @@ def compiled_for(gpus: int, images: int, *, side: int, remat: str = "none", part
     if missing:
         pytest.skip(missing)
     mesh, _ = check_compile.absent_gpus("h100", gpus)
-    model = build_model(tiny_config().model, precision="bfloat16", remat=remat)
+    config = tiny_config()
+    config.model.rpn.update(pre_nms_topk_train=400, post_nms_topk_train=200)
+    config.model.sampling.update(batch_size_per_image=128)
+    model = build_model(config.model, precision="bfloat16", remat=remat)
     tx = optax.sgd(1e-2, momentum=0.9)
     step = make_train_step(model, tx, lambda _: 1e-2, mesh, StepOptions(LOSS, 0, 0.5, parts))
 

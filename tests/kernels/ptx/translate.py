@@ -49,6 +49,7 @@ OF_PAIRS = {  # of floats, in 64 bits
     "add": "pair(low({a}) + low({b}), high({a}) + high({b}))",
     "fma": "pair(fmaf(low({a}), low({b}), low({c})), fmaf(high({a}), high({b}), high({c})))",
     "mul": "pair(low({a}) * low({b}), high({a}) * high({b}))",
+    "sub": "pair(low({a}) - low({b}), high({a}) - high({b}))",
 }
 OF_PREDICATES = {"and": "{a} & {b}", "not": "!{a}", "or": "{a} | {b}", "xor": "{a} ^ {b}"}
 # By destination and source; others are between integers.
