@@ -17,7 +17,7 @@ from mask_rcnn_jax.terminal.safe_text import safe_stdout
 
 COMMANDS = (
     *("demo", "recipes", "prepare", "train", "evaluate"),
-    *("infer", "serve", "prune", "export", "benchmark", "completion"),
+    *("infer", "serve", "prune", "export", "benchmark"),
 )
 # What other systems call a command, and actions that are typed as one.
 OTHERS_NAMES = {

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = (
     *("__main__", "train", "evaluate", "infer", "serve", "prune", "prepare", "export", "benchmark"),
-    *("demo", "recipes", "completion"),
+    *("demo", "recipes"),
 )
 FLOORS = {
     "configs": 12,

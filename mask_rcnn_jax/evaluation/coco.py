@@ -144,7 +144,7 @@ def score(
         segm_results: likewise.
         image_ids: images to score; default all images of the ground truth.
         results_name: names the results in messages, such as the path of their file.
-        rules: the protocol, and the engine; all give the same numbers, faster_coco_eval to 1e-12.
+        rules: the protocol, and the engine; both give the same bits.
         detections_per_image: K. Where an image holds more than 100 objects of a class, which are
             all that COCO scores, the same averages over K detections of a class are added.
         callback: called with pycocotools' evaluation of each type, boxes first, whatever the

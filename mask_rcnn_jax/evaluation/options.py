@@ -11,9 +11,8 @@ class Scoring(Ranged):
     """Rules of the scores, and what computes them.
 
     Attributes:
-        engine: what computes the scores; "hotcoco" takes a fraction of the time for the same bits,
-            "faster_coco_eval" for the same to 1e-12; "auto" is hotcoco if installed, or
-            pycocotools, which always scores keypoints.
+        engine: what computes the scores; "hotcoco" takes a fraction of the time for the same bits;
+            "auto" is hotcoco if installed, or pycocotools, which always scores keypoints.
         protocol: rules of the scores; "lvis" is for its json, with up to 300 detections per image;
             "cells" adds microscopy's measures to COCO's, see `evaluation.cells`.
         cells_score_threshold: detections with at least this score count in "cells".
@@ -23,7 +22,7 @@ class Scoring(Ranged):
             root of an object's area; () takes COCO's for its names, or else 0.05 for all.
     """
 
-    engine: Literal["auto", "pycocotools", "hotcoco", "faster_coco_eval"] = "auto"
+    engine: Literal["auto", "pycocotools", "hotcoco"] = "auto"
     protocol: Literal["coco", "lvis", "cells"] = "coco"
     cells_score_threshold: Annotated[float, Range("a number from 0 to 1", FROM_0_TO_1.allows)] = 0.5
     boundary: bool = False

@@ -672,7 +672,6 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
         ),
         ("prepare", ["d2_config", "no.yaml", "--output=r.py"], ["no.yaml: no such file or folder"]),
         ("recipes", ["finetun"], ["no recipe or run 'finetun', did you mean 'finetune'?"]),
-        ("completion", ["tcsh"], ["completion needs one of bash, zsh, fish, got 'tcsh'"]),
         ("demo", ["--input=a.jpg"], ["'input', which infer and prepare have"]),
         ("export", ["--workdir=w", "--format=hub", "--output=o", "--push_to=a"], ["owner/name"]),
         ("export", ["--workdir=w", "--format=safetensors"], ["--output must have a value"]),

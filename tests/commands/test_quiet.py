@@ -112,7 +112,6 @@ ARTIFACT = ["infer", "--artifact", MODEL, "--score_threshold=0", "--input", IMAG
         pytest.param(ARTIFACT, id="onnxruntime", marks=needs("onnxruntime")),
         pytest.param([*ARTIFACT, "--engine=openvino"], id="openvino", marks=needs("openvino")),
         pytest.param(["recipes"], id="recipes"),
-        pytest.param(["completion", "bash"], id="completion", marks=pytest.mark.slow),
         pytest.param(["demo", "--output=out"], id="demo", marks=pytest.mark.slow),
     ],
 )

@@ -88,11 +88,11 @@ def test_entries_newer_than_the_run_can_be_overridden(entry, run, taken, capsys)
     del content["config"]["model"]["backbone"]["norm_eps"]
     content["config"]["eval"]["nms_thresh"] = 0.625
     path.write_text(json.dumps(content))
-    override = "--config.eval.engine=faster_coco_eval"
+    override = "--config.eval.engine=pycocotools"
     code = run_inside(entry, "--workdir", run, *COMMANDS[entry], override)
     assert error_line(code, capsys.readouterr().err) == "stopped here"
     (config,) = taken
-    assert (config.eval.engine, config.train.skip_images) == ("faster_coco_eval", ())
+    assert (config.eval.engine, config.train.skip_images) == ("pycocotools", ())
     assert (config.eval.nms_thresh, config.model.backbone.norm_eps) == (0.625, 1e-5)
     assert load_config(run).eval.engine == "auto"
 

@@ -1,7 +1,6 @@
-"""Engines score as pycocotools, on the public oracle and on degenerate sets; hotcoco to the bit."""
+"""hotcoco scores as pycocotools to the bit, on the public oracle and on degenerate sets."""
 
 import copy
-import importlib.util
 import json
 import sys
 
@@ -17,24 +16,14 @@ from tests.evaluation import lvis_case
 from tests.evaluation.test_pycocotools import cases, one_object
 from tests.helpers import shared
 
-pytest.importorskip("faster_coco_eval")
-INSTALLED = [name for name in ("faster_coco_eval", "hotcoco") if importlib.util.find_spec(name)]
+pytest.importorskip("hotcoco")
 
 
 def check_equal(*arguments, protocol="coco", **options):
     expected = score(*arguments, **options, rules=Scoring("pycocotools", protocol))
     assert len(expected) >= 13
-    for engine in INSTALLED:
-        found = score(*copy.deepcopy(arguments), **options, rules=Scoring(engine, protocol))
-        if engine == "hotcoco":
-            assert found == expected
-            continue
-        assert found.keys() == expected.keys()
-        per_category, expected_aps = found.pop("per_category"), dict(expected["per_category"])
-        assert found == pytest.approx({n: expected[n] for n in found}, rel=0, abs=1e-12)
-        assert per_category.keys() == expected_aps.keys()
-        for name, aps in per_category.items():
-            assert aps == pytest.approx(expected_aps[name], rel=0, abs=1e-12)
+    given = copy.deepcopy(arguments)
+    assert score(*given, **options, rules=Scoring("hotcoco", protocol)) == expected
 
 
 def test_the_public_results_score_the_same():
@@ -102,22 +91,20 @@ def test_a_callback_gets_the_evaluation_of_pycocotools():
     """The report reads what only pycocotools keeps."""
     gt, results = one_object()
     found = []
-    score(gt, results, None, rules=Scoring(INSTALLED[-1]), callback=found.append)
+    score(gt, results, None, rules=Scoring("hotcoco"), callback=found.append)
     assert isinstance(found[0], COCOeval) and np.size(found[0].evalImgs)
 
 
-@pytest.mark.parametrize("engine", ["faster_coco_eval", "hotcoco"])
-def test_an_engine_that_is_not_there_is_named(engine, monkeypatch):
+def test_an_engine_that_is_not_there_is_named(monkeypatch):
     with pytest.raises(ValueError, match="^eval.engine is 'x', expected one of "):
         check_engine("x")
-    monkeypatch.setitem(sys.modules, engine, None)
-    with pytest.raises(ValueError, match=f"^eval.engine={engine} needs .*: pip install "):
-        check_engine(engine)
+    monkeypatch.setitem(sys.modules, "hotcoco", None)
+    with pytest.raises(ValueError, match="^eval.engine=hotcoco needs hotcoco: pip install "):
+        check_engine("hotcoco")
 
 
-def test_auto_takes_hotcoco_if_it_is_there_and_never_one_with_other_bits(monkeypatch):
-    assert resolve("auto") == ("hotcoco" if "hotcoco" in INSTALLED else "pycocotools")
-    assert resolve("faster_coco_eval") == "faster_coco_eval"
+def test_auto_takes_hotcoco_if_it_is_there(monkeypatch):
+    assert resolve("auto") == "hotcoco"
     monkeypatch.setitem(sys.modules, "hotcoco", None)
     assert resolve("auto") == "pycocotools"
     gt, results = one_object()

@@ -11,7 +11,7 @@ from mask_rcnn_jax.evaluation.coco import check_protocol, format_table, score
 from mask_rcnn_jax.evaluation.options import Scoring
 from tests.evaluation.lvis_case import GOLDEN, IDS, SEEDS, make_case, score_with_package
 
-ENGINES = ("pycocotools", "faster_coco_eval")
+ENGINES = ("pycocotools", "hotcoco")
 
 
 @pytest.fixture(params=ENGINES)

@@ -155,7 +155,7 @@ def test_scores_of_another_number_of_detections_are_not_compared(dense, tmp_path
 
 def test_other_rules_of_scores_are_said(stubbed, tmp_path, caplog):
     run(tmp_path, steps=3)
-    same = {"batch_size": 2, "engine": "faster_coco_eval", "pictures": 0}
+    same = {"batch_size": 2, "engine": "pycocotools", "pictures": 0}
     run(tmp_path, steps=6, scoring=same)
     assert "earlier APs" not in caplog.text
     run(tmp_path, steps=9, scoring=same | {"max_images": 2, "nms_thresh": 0.7})
