@@ -184,6 +184,7 @@ def arrange(folder: Path) -> None:
     for split, of in (("train", content), ("val", few)):
         names = names_of(of)
         write_set(coco / "annotations" / f"instances_{split}2017.json", of, names)
+        write_set(folder / "my" / f"{split}.json", few, names_of(few))  # until photos are converted
         shutil.copytree(folder / "made" / split, coco / f"{split}2017")
     (folder / "segm_results.json").write_text(json.dumps(perfect_results(few)))
     write_records(coco, folder / "data")
