@@ -1,5 +1,7 @@
 """Files on the disk: room for them, and files that are written whole or not at all."""
 
+import errno
+import glob
 import os
 import shutil
 import tempfile
@@ -8,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mask_rcnn_jax import stores
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def check_room(folder: str | os.PathLike, needed: int) -> None:
@@ -33,10 +37,11 @@ def whole_file(path: str | os.PathLike) -> Iterator[Path]:
     parent, _, name = target.rpartition("/")
     folder = stores.home() / "outputs" if is_address else Path(parent)
     folder.mkdir(parents=True, exist_ok=True)
-    stores.forget_old(folder.glob(".*.draft"))
-    descriptor, draft = tempfile.mkstemp(".draft", f".{name[:60]}-", folder)
-    os.close(descriptor)
+    start, draft = f".{name[:60]}-", ""
+    stores.forget_old(folder.glob(f"{glob.escape(start)}*.tmp"))  # of processes that were killed
     try:
+        descriptor, draft = tempfile.mkstemp(".tmp", start, folder)
+        os.close(descriptor)
         yield Path(draft)
         if is_address:
             stores.retried(lambda: stores.put_file(draft, target))
@@ -49,10 +54,20 @@ def whole_file(path: str | os.PathLike) -> Iterator[Path]:
             os.fsync(file.fileno())
         os.replace(draft, target)
         _sync_folder(folder)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             os.unlink(draft)
+        if isinstance(error, OSError):
+            of_draft = str(error.filename).startswith(f"{folder}/{start}")
+            if of_draft or (error.filename is None and error.errno in _FULL):
+                error.filename = target
         raise
+
+
+def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
+    """Write a file, or put one at an address, whole or not at all; text in UTF-8."""
+    with whole_file(path) as draft:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def _umask() -> int:

@@ -270,4 +270,4 @@ def test_sigterm_ends_with_the_code_that_says_again(untrained, pictures, tmp_pat
 
 
 def _has_begun(output: Path) -> bool:
-    return any(path.stat().st_size for path in output.glob(".*.draft"))
+    return any(path.stat().st_size for path in output.glob(".*.tmp"))

@@ -97,7 +97,7 @@ def test_killed_shards_end_like_one_run(untrained, tmp_path, cache, monkeypatch)
     for shard in range(2):
         given = [*command, f"--shard={shard}/2", "--output", output]
         process = start("infer", *given, cache=cache)
-        drafts = f".shard-0000{shard}-*.draft"
+        drafts = f".shard-0000{shard}-*.tmp"
         while process.poll() is None:
             if any(path.stat().st_size for path in output.glob(drafts)):
                 break
