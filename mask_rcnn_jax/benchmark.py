@@ -20,6 +20,7 @@ compiled is taken from `--compile_cache`, but on a GPU it keeps the fastest algo
 XLA's autotuning.
 """
 
+from mask_rcnn_jax.disk import write_whole
 from mask_rcnn_jax.terminal import interrupts
 
 if __name__ == "__main__":
@@ -27,7 +28,6 @@ if __name__ == "__main__":
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -168,15 +168,13 @@ def _choose_cache() -> None:
 
 
 def _save(figures: dict[str, Any]) -> str:
-    """Write the figures to `--json` atomically, if it is set, and return them as text.
+    """Write the figures to `--json`, if it is set, and return them as text.
 
     Only the first of several processes has all figures and writes them.
     """
     text = json.dumps(figures, indent=1) + "\n"
     if flags.FLAGS.json and jax.process_index() == 0:
-        draft = Path(f"{flags.FLAGS.json}.part")
-        draft.write_text(text)
-        os.replace(draft, flags.FLAGS.json)
+        write_whole(flags.FLAGS.json, text)
     return text
 
 

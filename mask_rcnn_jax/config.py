@@ -16,6 +16,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from mask_rcnn_jax import consent, parts
+from mask_rcnn_jax.disk import write_whole
 from mask_rcnn_jax.recipe.entries import override
 from mask_rcnn_jax.recipe.manifest import MANIFEST, Manifest, read_manifest
 from mask_rcnn_jax.store_folders import full, is_bucket
@@ -238,13 +239,9 @@ def write_workdir(workdir: str | Path, recipe: "Recipe", categories: list[dict])
 
     Code that the recipe names may run here from then on, see `consent`.
     """
-    path = Path(workdir) / "config.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".tmp")
     tree = recipe.changes()
     content = json.dumps({"config": tree, "categories": categories}, indent=1).encode()
-    draft.write_bytes(content)
-    os.replace(draft, path)
+    write_whole(Path(workdir) / "config.json", content)
     if named_code(tree):
         consent.remember(content)
 

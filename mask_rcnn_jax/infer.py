@@ -42,19 +42,18 @@ from mask_rcnn_jax.data.tiles import tiling
 from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.predict import geo
 from mask_rcnn_jax.predict.engines import Exported
-from mask_rcnn_jax.predict.lists import KEY, Shard, find_images, import_parquet, read_shard
+from mask_rcnn_jax.predict.lists import KEY, find_images, read_shard
 from mask_rcnn_jax.predict.loading import (
     default_batch_size,
     given_model,
     load_predictor,
 )
-from mask_rcnn_jax.predict.merging import merge_parts
+from mask_rcnn_jax.predict.merging import merge_shards
 from mask_rcnn_jax.predict.outputs import write_images, write_videos
-from mask_rcnn_jax.predict.part_files import FORMATS
-from mask_rcnn_jax.predict.parts import PART_SIZE, Parts, settings_of, write_parts
 from mask_rcnn_jax.predict.pixels import RGB_FILES, file_size
 from mask_rcnn_jax.predict.predictor import Predictor
 from mask_rcnn_jax.predict.saving import KINDS, check_replaced, per_image
+from mask_rcnn_jax.predict.shards import settings_of, write_shard
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.store_folders import written_at
 from mask_rcnn_jax.video.reader import UnreadableVideo, Video, import_av
@@ -62,7 +61,7 @@ from mask_rcnn_jax.weights.restore import restore, restore_recipe
 
 MOST_HEADERS = 2000  # that are read to choose canvases
 DRAWN = ("labels", "scores", "boxes", "masks", "keypoints")
-OF_A_RUN = ("workdir", "weights", "artifact", "input", "shard", "part_size", "part_format", "save")
+OF_A_RUN = ("workdir", "weights", "artifact", "input", "shard", "max_skipped")
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,7 @@ class Options:
     input_key: str = KEY
     no_images: bool = False
     shard: str = ""
-    part_size: int = 0
-    part_format: str | None = None
+    max_skipped: float | None = None
 
 
 def infer(
@@ -93,22 +91,25 @@ def infer(
     inputs: Sequence[str],
     output: str,
     options: Options,
-) -> None:
+) -> str:
     """Detect objects in images and videos and write the results; arguments as the flags.
 
     weights: or an exported model.
 
-    Unreadable inputs are logged, counted and skipped; ValueError if no input can be read.
+    Unreadable inputs are logged, counted and skipped; ValueError if no input can be read. Returns
+    what is wrong with their number, "" if that is within `max_skipped`.
     """
     tiling(options.tile, options.overlap)  # values without meaning are refused before the work
     geo.check_installed(options.save)
-    parts, folder = given_parts(options), Path(output)
+    if options.shard and options.save:
+        raise ValueError("--save writes files beside one json, and not of --shard; see --merge")
+    shard, folder = read_shard(options.shard) if options.shard else None, Path(output)
     bands = _bands(recipe, weights)
-    has_targets = parts is None and bool(not options.no_images or per_image(options.save))
+    has_targets = shard is None and bool(not options.no_images or per_image(options.save))
     given = inputs, folder, options.input_key, options.public_addresses_only, bands
     images, sources = find_images(*given, has_targets=has_targets)
-    if parts and sources:
-        raise ValueError(f"--input {sources[0].source} is a video, and parts are of images")
+    if shard and sources:
+        raise ValueError(f"--input {sources[0].source} is a video, and shards are of images")
     names = (one.source for one in chain(images, sources))
     check_replaced(names, images, folder, options.save)
     if sources:
@@ -120,14 +121,22 @@ def infer(
         if isinstance(weights, Exported)
         else restore(recipe, weights, accept_mismatch=options.accept_mismatch)
     )
-    if parts:
+    if shard:
         predictor = _predictor(restored, recipe, options, images, [])
-        write_parts(predictor, images, output, _with_settings(parts, restored, recipe, options))
+        settings = _settings(restored, recipe, options)
+        record = write_shard(predictor, images, output, shard, settings)
+        skipped, number = record["skipped"] + record["failed"], record["inputs"]
     else:
-        _infer_all(restored, recipe, folder, options, images, sources)
+        number = len(images) + len(sources)
+        skipped = _infer_all(restored, recipe, folder, options, images, sources)
+    most = options.max_skipped
+    if most is None or skipped <= (most * number if most < 1 else most):
+        return ""
+    return f"{skipped} of {number} inputs skipped, more than --max_skipped {most:g}"
 
 
-def _infer_all(restored, recipe, folder: Path, options: Options, images, sources) -> None:
+def _infer_all(restored, recipe, folder: Path, options: Options, images, sources) -> int:
+    """Returns the number of inputs that were skipped."""
     skipped: list[str] = []  # the first
     count, videos = 0, []
 
@@ -159,28 +168,15 @@ def _infer_all(restored, recipe, folder: Path, options: Options, images, sources
     if count:
         logging.warning("%d of %d inputs skipped", count, num_inputs)
     logging.info("results: %s", folder)
+    return count
 
 
-def given_parts(options: Options) -> Parts | None:
-    """Return how results are split; None for one json. ValueError for flags that do not fit."""
-    if not options.shard and not options.part_size:
-        if options.part_format:
-            raise ValueError("--part_format is for parts: it needs --shard or --part_size")
-        return None
-    if options.save:
-        raise ValueError("--save writes files beside one json, and not of --shard or --part_size")
-    shard = read_shard(options.shard) if options.shard else Shard()
-    if options.part_format == "parquet":
-        import_parquet("--part_format parquet")
-    return Parts(shard, options.part_size or PART_SIZE, options.part_format or FORMATS[0])
-
-
-def _with_settings(parts: Parts, restored, recipe: Recipe | None, options: Options) -> Parts:
+def _settings(restored, recipe: Recipe | None, options: Options) -> dict[str, Any]:
     is_exported = isinstance(restored, Exported)
     used = recipe if is_exported and recipe is not None else restored.recipe
     used = used.with_score_threshold(options.score_threshold)
     model = restored if is_exported else restored.variables
-    return replace(parts, settings=settings_of(used, model, options.tile, options.overlap))
+    return settings_of(used, model, options.tile, options.overlap)
 
 
 def _bands(recipe: Recipe | None, weights: str | Exported) -> Bands:
@@ -241,12 +237,13 @@ def _define_flags() -> None:
     flags.DEFINE_bool("public_addresses_only", False, public_help)
     flags.DEFINE_string("output", None, "Output folder.", required=is_run)
     flags.DEFINE_bool("no_images", False, "Draw nothing: write json, and what --save says.")
-    shard_help = "i/n: look at share i, from 0, of n of the images, and write results in parts."
+    shard_help = "i/n: detect objects in share i, from 0, of n of the images, into one file."
     flags.DEFINE_string("shard", "", shard_help)
-    size_help = f"Write results in parts of so many images; 0: {PART_SIZE} with --shard."
-    flags.DEFINE_integer("part_size", 0, size_help, 0)
-    flags.DEFINE_enum("part_format", None, FORMATS, "Of parts; jsonl if unset.")
-    merge_help = "Make one detections.json of the parts in this folder; takes --output alone."
+    skipped_help = "Exit code 1 if more inputs are skipped; below 1, a share of them."
+    flags.DEFINE_float("max_skipped", None, skipped_help, 0.0)
+    merge_help = (
+        "Make one detections.json of the shards in this folder; takes --output, --save csv."
+    )
     flags.DEFINE_string("merge", None, merge_help)
     flags.DEFINE_float("score_threshold", 0.5, "Drop detections with lower scores.", 0.0, 1.0)
     flags.DEFINE_integer(
@@ -268,28 +265,30 @@ def _define_flags() -> None:
 
 def main(_: Sequence[str]) -> None:
     FLAGS = flags.FLAGS
+    save = _split(FLAGS.save)
     if FLAGS.merge is not None:
         if others := [name for name in OF_A_RUN if FLAGS[name].present]:
-            raise ValueError(f"--merge takes --output alone, not --{others[0]}")
-        return merge_parts(FLAGS.merge, FLAGS.output or FLAGS.merge)
+            raise ValueError(f"--merge takes --output and --save csv alone, not --{others[0]}")
+        _check_list("save", save, ["csv"])
+        return merge_shards(FLAGS.merge, FLAGS.output or FLAGS.merge, save)
     weights, inputs, output = given_model("infer"), FLAGS.input, FLAGS.output
-    save = _split(FLAGS.save)
     _check_list("save", save, KINDS)
     drawing = _drawing(_split(FLAGS.draw or DRAWN), FLAGS.color_by, FLAGS.line_width)
     drawing |= {"keypoint_threshold": FLAGS.keypoint_threshold}
     names = [one.name for one in fields(Options) if one.name not in ("save", "drawing")]
     options = Options(save=save, drawing=drawing, **{n: getattr(FLAGS, n) for n in names})
-    # SIGTERM acts like Ctrl-C, which closes the files: a video without index is unplayable. Parts
-    # are there to be gone on with, and go to a store one by one.
-    in_parts = given_parts(options) is not None
-    stopped = partial(SystemExit, os.EX_TEMPFAIL) if in_parts else KeyboardInterrupt
-    place = contextlib.nullcontext(output) if in_parts else written_at(output)
+    # SIGTERM acts like Ctrl-C, which closes the files: a video without index is unplayable. A shard
+    # is whole or not there.
+    stopped = partial(SystemExit, os.EX_TEMPFAIL) if options.shard else KeyboardInterrupt
+    place = contextlib.nullcontext(output) if options.shard else written_at(output)
     try:
         with interrupts.raising(signal.SIGTERM, stopped), place as folder:
-            infer(cli.given_recipe(), weights, inputs, str(folder), options)
+            wrong = infer(cli.given_recipe(), weights, inputs, str(folder), options)
     except SystemExit:
-        logging.warning("stopped early: the same command goes on with the part that it was at")
+        logging.warning("stopped early: the same command starts the shard again")
         raise
+    if wrong:
+        cli.fail(wrong, 1)
 
 
 def _drawing(drawn: Sequence[str], color_by: str | None, line_width: int) -> dict[str, Any]:

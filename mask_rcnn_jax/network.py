@@ -84,6 +84,8 @@ def open_url(
     except URLError as error:  # the reason alone, which is an exception or a text
         inner = error.reason
         raise (inner if isinstance(inner, OSError) else OSError(inner)) from error
+    except ConnectionError:  # of which some are HTTPExceptions, too
+        raise
     except (HTTPException, ValueError) as error:
         raise OSError(str(error) or type(error).__name__) from error
 
@@ -100,11 +102,11 @@ def read_url(
             while len(content) <= most and (piece := response.read1(_CHUNK)):
                 content += piece
     except HTTPException as error:
-        raise OSError(str(error) or type(error).__name__) from error
+        raise ConnectionError(str(error) or type(error).__name__) from error
     if len(content) > most:
         raise OSError(f"more than {most:,} bytes")
     if len(content) < stated:
-        raise OSError(f"the connection ended after {len(content):,} of {stated:,} bytes")
+        raise ConnectionError(f"the connection ended after {len(content):,} of {stated:,} bytes")
     return bytes(content)
 
 

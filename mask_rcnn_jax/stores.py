@@ -3,23 +3,33 @@
 fsspec's packages know the stores and their credentials: s3fs, gcsfs, adlfs and others.
 """
 
+import errno
 import glob
 import hashlib
 import os
 import re
 import shutil
+import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
+from urllib.error import HTTPError
 
 from absl import logging
 
 FREE = 5 << 30  # bytes of the disk that are left free
 SILENCE = 60.0  # seconds that a web server may send nothing; a file may take as long as it needs
+PAUSES = (0.5, 2.0, 8.0)  # seconds before what may pass is tried again
+OF_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
+_PASSING = (
+    *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EBUSY, errno.EAGAIN),
+    *(errno.ENETUNREACH, errno.EHOSTUNREACH, socket.EAI_AGAIN),
+)
+_BUSY = (408, 425, 429, *range(500, 600))  # what web servers answer for a while
 _LEFT = 86_400.0  # seconds after which what is not whole is that of a process that was killed
 _ADDRESS = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has one slash
 _SLASHES = {"file:": "///", "local:": "///"}  # after it, a path from the root
@@ -29,6 +39,7 @@ _SERVERS = (
     *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "FSSPEC_S3_ENDPOINT_URL"),
     *("FSSPEC_GCS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST"),
 )
+T = TypeVar("T")
 # Where stores say that a file has changed.
 _CHANGES = (
     "size ETag etag LastModified last_modified Last-Modified mtime updated generation".split()
@@ -161,6 +172,25 @@ def put_file(path: str | os.PathLike, address: str | os.PathLike) -> None:
             store.invalidate_cache()
 
 
+def may_pass(error: OSError) -> bool:
+    """Whether the disk, the store or the network failed, which may pass, and not the file."""
+    if isinstance(error, HTTPError):
+        return error.code in _BUSY
+    return isinstance(error, ConnectionError | TimeoutError) or error.errno in _PASSING
+
+
+def retried(function: Callable[[], T]) -> T:
+    """Call a function, and again after `PAUSES` while it raises an OSError that may pass."""
+    for pause in PAUSES:
+        try:
+            return function()
+        except OSError as error:
+            if not may_pass(error):
+                raise
+            time.sleep(pause)
+    return function()
+
+
 def store_of(address: str) -> tuple[Any, str]:
     """The file system of an address, of which each process has its own, and the path in it."""
     from fsspec.core import url_to_fs  # takes 0.1 s, and most runs need none
@@ -229,7 +259,10 @@ def _place(address: str, version: str = "") -> Path:
 
 @contextmanager
 def errors_of(address: str, done: str = "read") -> Iterator[None]:
-    """Raise all errors, of which each store has its own, as OSError with the address."""
+    """Raise all errors, of which each store has its own, as OSError with the address.
+
+    ConnectionError, which may pass, is for those of which nothing else is known.
+    """
     try:
         yield
     except FileNotFoundError as error:
@@ -243,6 +276,10 @@ def errors_of(address: str, done: str = "read") -> Iterator[None]:
         ) from error
     except ValueError as error:  # no such protocol
         raise ValueError(f"{address}: {error}") from error
+    except PermissionError as error:
+        raise PermissionError(f"{address} cannot be {done}: {error}") from error
     except Exception as error:
+        if getattr(error, "errno", None) in OF_MACHINE:
+            raise
         text = str(error) or type(error).__name__
-        raise OSError(f"{address} cannot be {done}: {text[:300]}") from error
+        raise ConnectionError(f"{address} cannot be {done}: {text[:300]}") from error

@@ -43,7 +43,7 @@ class Objects(NamedTuple):
     crowds: np.ndarray  # [n] bool
     num_parts: np.ndarray  # [n] int64 polygons of each object
     lengths: np.ndarray  # [parts] int64 numbers of each polygon
-    coordinates: np.ndarray  # [sum of lengths] float32 x, y, x, y, ..
+    coordinates: np.ndarray  # [sum of lengths] float64 x, y, x, y, ..
     keypoints: np.ndarray | None = None  # [n, P, 3] float32, of a layout
 
 
@@ -257,7 +257,7 @@ def _plain_objects(
         crowds=np.array([bool(entry.iscrowd) for entry in entries], bool)[sound],
         num_parts=num_parts[sound],
         lengths=lengths[sound_parts],
-        coordinates=coordinates[np.repeat(sound_parts, lengths)].astype(np.float32),
+        coordinates=coordinates[np.repeat(sound_parts, lengths)],
         keypoints=None if points is None else points[0][looks_plain][sound],
     )
 

@@ -150,26 +150,26 @@ def _run(
                 check_platform(flags.FLAGS.platform)
             main(positional)
     except KeyboardInterrupt:
-        _fail("interrupted", interrupts.EXIT_CODE)
+        fail("interrupted", interrupts.EXIT_CODE)
     except (ValueError, OSError, flags.Error) as error:
         if debug:
             raise
         _fail_if_lost(error)
         if isinstance(error, OSError):
             name_file(error)
-        _fail(of_another_kind(error) or one_line(error), 2)
+        fail(of_another_kind(error) or one_line(error), 2)
     except Exception as error:  # the last line of defense: no bare traceback reaches the user
         if debug:
             raise
         _fail_if_lost(error)
-        _fail(f"{type(error).__name__}: {one_line(error)} (--debug shows where)", 1)
+        fail(f"{type(error).__name__}: {one_line(error)} (--debug shows where)", 1)
 
 
 def _fail_if_lost(error: Exception) -> None:
     """Leave if a collective failed, since another process ended; JAX may raise a ValueError."""
     if _process_count > 1 and COLLECTIVE_FAILED.match(str(error)):
         _say(f"JAX says: {one_line(error)}")
-        _fail(LOST, 1)
+        fail(LOST, 1)
 
 
 def _help(main: Callable, groups: Mapping[str, Sequence[str]], argv: Sequence[str]) -> str:
@@ -186,7 +186,8 @@ def _say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def _fail(message: str, code: int) -> None:
+def fail(message: str, code: int) -> None:
+    """Leave with one line and this exit code."""
     _say(f"error: {message}")
     if code == interrupts.EXIT_CODE:
         interrupts.leave_with(code)

@@ -5,6 +5,14 @@ import numpy as np
 MIN_SIDE = 1e-6  # pixels; what is narrower is a line along the border, or a point
 
 
+def shifted(polygon: np.ndarray, corner: tuple[int, int]) -> np.ndarray:
+    """[n, 2] points of a flat polygon in a window with this upper left (x, y).
+
+    10.1 - 9 is not 1.1, and pycocotools rounds at tenths: without rounding, masks would differ.
+    """
+    return np.round(np.asarray(polygon, np.float64).reshape(-1, 2) - corner, 9)
+
+
 def clip_polygon(points: np.ndarray, size: tuple[int, int]) -> list[np.ndarray]:
     """Return the parts of a polygon [n, 2] (x, y) inside a canvas (height, width).
 

@@ -9,6 +9,7 @@ import numpy as np
 from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.annotations.segmentation import segmentation_box, segmentation_to_mask
 from mask_rcnn_jax.data.affine import scaling
+from mask_rcnn_jax.data.clip import shifted
 from mask_rcnn_jax.data.dataset import Annotation
 from mask_rcnn_jax.data.example import Example
 from mask_rcnn_jax.ranges import Probability, Ranged
@@ -105,5 +106,5 @@ def _crop(annotation: Annotation, size: tuple[int, int]) -> tuple[np.ndarray, tu
         return np.zeros((0, 0), np.uint8), (0, 0)
     if isinstance(segmentation, dict):
         return annotation.mask(*size)[y1:y2, x1:x2], (x1, y1)
-    parts = [(part.reshape(-1, 2) - (x1, y1)).reshape(-1) for part in segmentation]
+    parts = [shifted(part, (x1, y1)).reshape(-1) for part in segmentation]
     return segmentation_to_mask(parts, y2 - y1, x2 - x1), (x1, y1)

@@ -15,7 +15,7 @@ from mask_rcnn_jax.annotations.faults import crop_fault
 from mask_rcnn_jax.annotations.keypoints import moved
 from mask_rcnn_jax.annotations.segmentation import Segmentation, run_lengths
 from mask_rcnn_jax.data.affine import diagonal
-from mask_rcnn_jax.data.clip import area, clip_polygon
+from mask_rcnn_jax.data.clip import area, clip_polygon, shifted
 from mask_rcnn_jax.data.dataset import Annotation
 from mask_rcnn_jax.rle import Window, edges_to_rle
 
@@ -77,10 +77,10 @@ def _cut_polygons(polygons: Any, window: Window) -> _Part:
     """The polygons in a window; its part of their area, None if it is all; their area; and the
     extent of what is left."""
     corner, size = window[:2], (window[3] - window[1], window[2] - window[0])
-    whole = [np.asarray(part, np.float64).reshape(-1, 2) - corner for part in polygons]
+    whole = [shifted(part, corner) for part in polygons]
     clipped = [clip_polygon(part, size) for part in whole]
     parts = [part for pieces in clipped for part in pieces]
-    kept = tuple(part.astype(np.float32).reshape(-1) for part in parts)
+    kept = tuple(part.reshape(-1) for part in parts)
     if all(len(p) == 1 and p[0] is old for p, old in zip(clipped, whole, strict=True)):
         return kept, None, 0.0, None
     if not parts:

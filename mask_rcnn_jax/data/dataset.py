@@ -36,7 +36,7 @@ class Annotation:
 
     box: np.ndarray  # [4] float32 (x1, y1, x2, y2), original pixels, clipped to the image
     class_index: int  # 1..K
-    # Compact form: float32 arrays of x, y, or compressed RLE; () for a box without a mask.
+    # Compact form: float64 arrays of x, y, or compressed RLE; () for a box without a mask.
     segmentation: Segmentation
     area: float  # covered pixels
     iscrowd: bool = False
@@ -86,7 +86,7 @@ class Annotation:
         """
         if np.shape(image_size) != (2,):
             raise ValueError(f"image_size is {image_size}, expected (height, width)")
-        segmentation = tuple(np.asarray(part, np.float32).reshape(-1) for part in polygons)
+        segmentation = tuple(np.asarray(part, np.float64).reshape(-1) for part in polygons)
         if fault := segmentation_fault(segmentation, *image_size, is_compact=True):
             raise ValueError(fault)
         box = clipped_box(segmentation_box(segmentation, *image_size), *image_size)

@@ -118,7 +118,7 @@ def _map_polygons(
     points = np.concatenate(parts)
     extent = np.concatenate([points.min(axis=0), points.max(axis=0)])
     covered = sum(map(area, parts)) if cut_first or cut_then else None
-    return tuple(part.astype(np.float32).reshape(-1) for part in parts), covered, extent
+    return tuple(part.reshape(-1) for part in parts), covered, extent
 
 
 def _clip(polygons: list[np.ndarray], size: tuple[int, int]) -> tuple[list[np.ndarray], bool]:

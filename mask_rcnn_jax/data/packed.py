@@ -1,4 +1,4 @@
-"""Images and objects as a few arrays, which take a tenth as much memory and can be shared."""
+"""Images and objects as a few arrays, which take a fraction of the memory and can be shared."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -157,7 +157,7 @@ class Packer:
             self._blocks["keypoint_rows"] = [np.zeros(0, np.int32)]
             self._points.append(np.zeros((0, num_keypoints, 3), np.float32))
         self._lengths, self._num_parts = [np.zeros(0, np.int64)], 0
-        self._coordinates = [np.zeros(0, np.float32)]
+        self._coordinates = [np.zeros(0)]
         self._codes, self._code_bytes = [np.zeros(0, np.uint8)], 0
 
     def add_objects(self, objects: Objects, classes: np.ndarray) -> None:
@@ -226,7 +226,7 @@ class Packer:
     def _add_parts(self, lengths: np.ndarray, *coordinates: np.ndarray) -> None:
         self._num_parts += len(lengths)
         self._lengths.append(lengths)
-        self._coordinates += coordinates
+        self._coordinates += [np.asarray(part, np.float64) for part in coordinates]
 
 
 def concatenate(

@@ -19,6 +19,7 @@ from absl import logging
 from pycocotools.cocoeval import COCOeval
 
 from mask_rcnn_jax.annotations.reader import read_ground_truth
+from mask_rcnn_jax.disk import write_whole
 from mask_rcnn_jax.evaluation import coco, keypoints, workers
 from mask_rcnn_jax.evaluation.notes import notes
 from mask_rcnn_jax.evaluation.options import Scoring
@@ -82,14 +83,12 @@ class Job:
         found = {"bbox": self.boxes, "segm": self.masks, "keypoints": self.keypoints}
         for name, results in found.items():
             if results is not None:
-                (folder / f"{name}_results.json").write_text(json.dumps(results))
+                write_whole(folder / f"{name}_results.json", json.dumps(results))
 
 
 def write_scores(scores: Scores, folder: Path) -> None:
     """Write metrics.json, whole or not at all."""
-    draft = folder / "metrics.json.tmp"
-    draft.write_text(json.dumps(scores, indent=1))
-    os.replace(draft, folder / "metrics.json")
+    write_whole(folder / "metrics.json", json.dumps(scores, indent=1))
 
 
 class Scorer:

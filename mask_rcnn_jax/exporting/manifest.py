@@ -4,7 +4,6 @@ The manifest contains everything needed to use the model without this package.
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mask_rcnn_jax.annotations.keypoints import described
+from mask_rcnn_jax.disk import write_whole
 from mask_rcnn_jax.images.bands import RGB, Bands
 from mask_rcnn_jax.models.detect import Detect
 from mask_rcnn_jax.models.protocols import MaskHeadLike, ability
@@ -160,9 +160,6 @@ def dump(manifest: dict) -> bytes:
 
 
 def write(folder: Path, files: dict[str, bytes]) -> None:
-    """Write each file atomically."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write each file whole or not at all."""
     for name, content in files.items():
-        temporary = folder / (name + ".tmp")
-        temporary.write_bytes(content)
-        os.replace(temporary, folder / name)
+        write_whole(folder / name, content)

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from mask_rcnn_jax.disk import write_whole
 from mask_rcnn_jax.jax_to_onnx.graph import strip_number
 from mask_rcnn_jax.models.quantization import FLOAT_LAYERS
 from mask_rcnn_jax.optional_packages import import_package
@@ -77,8 +78,8 @@ def quantize_onnx(
         source.write_bytes(model)
         if ranges is None:
             ranges = _measure(source, feeds, calibrator, runtime)
-            cache.parent.mkdir(parents=True, exist_ok=True)
-            cache.write_text(json.dumps({"key": key, "calibrator": calibrator, "ranges": ranges}))
+            found = {"key": key, "calibrator": calibrator, "ranges": ranges}
+            write_whole(cache, json.dumps(found))
         ranges = with_trained(model, ranges, trained or {})
         _insert_qdq(source, target, ranges, runtime, in_float)
         return target.read_bytes(), cached

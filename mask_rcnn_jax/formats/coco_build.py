@@ -23,6 +23,7 @@ from mask_rcnn_jax.annotations.segmentation import (
     segmentation_box,
     show,
 )
+from mask_rcnn_jax.disk import write_whole
 from mask_rcnn_jax.images.decode import MAX_BYTES
 from mask_rcnn_jax.images.headers import MissingPackage, open_header
 
@@ -161,8 +162,7 @@ def has_area(points: Sequence[Sequence[float]]) -> bool:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a COCO json and print what it holds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content))
+    write_whole(path, json.dumps(content))
     objects = Counter(entry["category_id"] for entry in content["annotations"])
     counts = ", ".join(f"{entry['name']} {objects[entry['id']]}" for entry in content["categories"])
     annotated = {entry["image_id"] for entry in content["annotations"]}

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mask_rcnn_jax.disk import write_whole
+
 SPLITS = ("train", "val")
 # Makes image `index` of a split, writes it to a path and returns its annotations without ids.
 Make = Callable[[str, int, Path], list[dict[str, Any]]]
@@ -44,10 +46,7 @@ def write_split(
             annotations.append({"id": len(annotations) + 1, "image_id": image_id, **entry})
     content = {"info": info, "licenses": [], "images": images, "categories": categories}
     content["annotations"] = annotations
-    # Rename when complete: an interrupted run leaves no partial json.
-    partial = json_path.with_suffix(".partial")
-    partial.write_text(json.dumps(content))
-    partial.replace(json_path)
+    write_whole(json_path, json.dumps(content))
     return json_path
 
 

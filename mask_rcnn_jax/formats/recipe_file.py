@@ -3,10 +3,10 @@
 import math
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from mask_rcnn_jax.config import load_config
+from mask_rcnn_jax.disk import whole_file
 from mask_rcnn_jax.formats.fields import entries_of
 from mask_rcnn_jax.models.build import BUILDERS
 
@@ -32,18 +32,12 @@ def write_translated(
         numbers = value if isinstance(value, tuple) else (value,)
         if not all(math.isfinite(n) for n in numbers if isinstance(n, float)):
             raise ValueError(f"{source}: {name} comes to {value}, expected finite numbers")
-    path = Path(output)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.tmp")
-    draft.write_text(_text(translated))
-    try:
-        load_config(draft)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{source}: {' '.join(str(error).split())}") from error
-    else:
-        draft.rename(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with whole_file(output) as draft:
+        draft.write_text(_text(translated))
+        try:
+            load_config(draft)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{source}: {' '.join(str(error).split())}") from error
 
 
 def warmup_entries(until: float, factor: float, rate: float) -> dict[str, float]:

@@ -15,6 +15,7 @@ from mask_rcnn_jax.annotations import checks
 from mask_rcnn_jax.annotations.reader import GroundTruth, normalized, read_annotation_file
 from mask_rcnn_jax.data.box_forms import boxes_of, misfits
 from mask_rcnn_jax.data.checking import summarize
+from mask_rcnn_jax.disk import write_whole
 from mask_rcnn_jax.formats.repair_ids import (
     Content,
     with_annotation_ids,
@@ -41,8 +42,7 @@ def repair_json(json_path: Path, image_dir: Path | None, output: Path) -> None:
     if image_dir is not None and not (image_dir.is_dir() or are_tars(image_dir)):
         raise ValueError(f"--images: no image folder {os.fspath(image_dir)!r}")
     content, done = repaired(content, image_dir)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(content))
+    write_whole(output, json.dumps(content))
     for line in done:
         print(f"repaired: {line}")
     for line in summarize(_left_alone(content, image_dir)):

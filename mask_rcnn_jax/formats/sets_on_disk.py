@@ -10,6 +10,7 @@ from typing import Any
 from mask_rcnn_jax.annotations.checks import TRAINING_KEYS, id_problems, structure_problems
 from mask_rcnn_jax.annotations.reader import normalized, raise_first, read_annotation_file
 from mask_rcnn_jax.data import checking
+from mask_rcnn_jax.disk import write_whole
 from mask_rcnn_jax.formats.repair import repair_advice
 from mask_rcnn_jax.formats.repair_images import with_sizes
 from mask_rcnn_jax.images.bands import RGB_FILES, Bands
@@ -79,8 +80,7 @@ def repair_names(files: Files, output: Path) -> Files:
     content, count = with_names_found(content, str(image_dir))
     done: Counter[str] = Counter()
     content = with_sizes(content, str(image_dir), done)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(content))
+    write_whole(output, json.dumps(content))
     sizes = f", {done.total()} sizes filled in" if done else ""
     found = f"{count} of {len(content['images'])} images found by name{sizes}"
     print(f"{output}: {json_path} with {found}")

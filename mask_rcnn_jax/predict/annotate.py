@@ -3,7 +3,6 @@
 Reading, inference, drawing and encoding run concurrently, each on different images.
 """
 
-import errno
 import json
 import os
 from collections import defaultdict
@@ -15,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mask_rcnn_jax import stores
 from mask_rcnn_jax.data.unused import Unused
 from mask_rcnn_jax.images.decode import UndecodableImage
 from mask_rcnn_jax.predict.engines import UnfitImage
@@ -35,8 +35,11 @@ FRAMES_AHEAD = 4
 # Videos that are read at a time, whatever the number of devices: each holds a decoder and an
 # encoder with some tens of frames of their own, and a few feed a device as well as many.
 MAX_OPEN_VIDEOS = 8
-OF_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 T = TypeVar("T")
+
+
+class Unavailable(ValueError):
+    """Not an image is at fault but what it lies on: a disk, a store or a network."""
 
 
 def annotate_images(
@@ -82,7 +85,7 @@ def detect_images(
         images: each with its number.
         use: of the result, the image and its number.
         on_error: is given an image that cannot be read, or lacks bands, and is skipped; before
-            anything that follows it is yielded.
+            anything that follows it is yielded. Of what may pass, `Unavailable` after some tries.
         kinds: of `infer --save`, some of which need all pixels of an image at once.
         unused: learns of what files hold beyond the pixels that are used, where `data.bands` does
             not say what is.
@@ -91,29 +94,34 @@ def detect_images(
     """
     unused = unused or Unused()
 
+    def prepared(one: Input) -> Prepared:
+        source = one.source
+        if large := predictor.prepare_large(source):
+            check_kinds(source, kinds)
+            if not predictor.bands.names:
+                unused.add(str(one.name), source, None)
+            return large
+        image = read_image(source, one.public_only, predictor.bands, predictor.upright)
+        if "://" not in source and not predictor.bands.names:
+            unused.add(str(one.name), source, image)
+        return predictor.prepare(image)
+
     def read(item: tuple[int, Input]) -> tuple[tuple[int, Input], Prepared | ValueError]:
         source = item[1].source
         try:
-            if large := predictor.prepare_large(source):
-                check_kinds(source, kinds)
-                if not predictor.bands.names:
-                    unused.add(str(item[1].name), source, None)
-                return item, large
-            public_only = item[1].public_only
-            image = read_image(source, public_only, predictor.bands, predictor.upright)
-            if "://" not in source and not predictor.bands.names:
-                unused.add(str(item[1].name), source, image)
-            return item, predictor.prepare(image)
+            return item, stores.retried(partial(prepared, item[1]))
         except UnfitImage as error:
             return item, UnfitImage(f"{source}: {error}")
         except ValueError as error:  # also UndecodableImage; Python's own name no file
             is_named = source in str(error)
             return item, error if is_named else UndecodableImage(f"{source}: {error}")
         except OSError as error:
-            if error.errno in OF_MACHINE:
+            if error.errno in stores.OF_MACHINE:
                 raise
-            reason = f"{source}: {error.strerror}" if error.strerror else str(error)
-            return item, UndecodableImage(reason)
+            reason = error.strerror or str(error)
+            is_away = stores.may_pass(error) or isinstance(error, PermissionError)
+            kind = Unavailable if is_away else UndecodableImage
+            return item, kind(reason if source in reason else f"{source}: {reason}")
 
     def decodable(pool) -> Iterator[tuple[tuple, Prepared]]:
         with closing(map_in_order(pool, read, images, THREADS + 1)) as prepared:

@@ -97,7 +97,8 @@ def find_inputs(
 def read_image(
     source: str, public_only: bool = False, bands: Bands = RGB_FILES, upright: bool = True
 ) -> np.ndarray:
-    """Read a file or a web address; the rest and errors as for `pixels.read_pixels`."""
+    """Read a file or a web address; the rest and errors as for `pixels.read_pixels`, and OSError
+    for one that may pass."""
     if public_only and stores.is_store(source):
         raise UndecodableImage(f"{source}: a store, whose address is not checked to be public")
     if "://" not in source or stores.is_store(source):
@@ -105,6 +106,8 @@ def read_image(
     try:
         content = read_url(source, MAX_BYTES, replace(_LIMITS, public_only=public_only))
     except OSError as error:
+        if stores.may_pass(error):
+            raise
         raise UndecodableImage(f"{source}: {error}") from error
     return read_pixels(content, bands, upright, name=source)
 

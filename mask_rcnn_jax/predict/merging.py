@@ -1,116 +1,124 @@
-"""Put the parts of all shards together."""
+"""Put the files of all shards together."""
 
+import csv
 import heapq
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Any
 
 from absl import logging
 
-from mask_rcnn_jax.predict.part_files import (
-    PartFile,
-    list_parts,
-    local_copy,
-    place_of,
+from mask_rcnn_jax import stores
+from mask_rcnn_jax.disk import whole_file
+from mask_rcnn_jax.predict.lists import Shard
+from mask_rcnn_jax.predict.saving import TABLE, JsonList, csv_head, csv_row
+from mask_rcnn_jax.predict.shards import (
+    STATES,
+    check_settings,
+    list_shards,
     read_lines,
-    whole_file,
+    read_record,
+    shard_file,
+    state_of,
 )
-from mask_rcnn_jax.predict.parts import check_settings, read_record
-from mask_rcnn_jax.predict.saving import JsonList
 from mask_rcnn_jax.terminal.progress import Progress
 
-DETECTIONS, SKIPPED = "detections.json", "skipped.jsonl"
-_MOST_NAMED = 3  # parts that are missing
+DETECTIONS, SKIPPED, CSV = "detections.json", "skipped.jsonl", "detections.csv"
+_MOST_NAMED = 20  # shards that are missing or failed
 _MOST_REASONS = 1000  # that are counted, and of which the log has some
 _LOGGED = 10
 
 
-def merge_parts(folder: str, output: str) -> None:
+def merge_shards(folder: str, output: str, kinds: Sequence[str] = ()) -> None:
     """Write detections.json, that of a single run on all images, and skipped.jsonl into `output`.
 
     folder: or the address of one.
+    kinds: "csv" for detections.csv, too.
 
-    Raises ValueError if parts are missing, damaged, or do not belong together.
+    Raises ValueError if shards are missing, damaged, or do not belong together.
     """
-    shards = _whole_shards(folder)
-    records = {file: read_record(folder, file) for files in shards for file in files}
+    files = {shard: stores.local_file(shard_file(folder, shard)) for shard in _all_shards(folder)}
+    records = {shard: _record(folder, shard, file) for shard, file in files.items()}
     _check_alike(folder, records)
     total = sum(record["inputs"] for record in records.values())
-    progress, reasons, done = Progress("images", total), Counter[str](), 0
-    streams = [_shard_lines(folder, files) for files in shards]
+    progress, reasons = Progress("images", total), Counter[tuple[str, str]]()
+    streams = [read_lines(file, records[shard]) for shard, file in files.items()]
     merged = heapq.merge(*streams, key=lambda line: line["image_id"])
-    with whole_file(output, DETECTIONS) as found, whole_file(output, SKIPPED) as left:
-        with closing(JsonList(found)) as entries, open(left, "w", encoding="utf-8") as file:
-            for number, line in enumerate(merged, start=1):
-                if line["image_id"] != number:
-                    raise _other_inputs(folder, number, line)
-                if (reason := line.get("skipped")) is not None:
-                    file.write(json.dumps(line) + "\n")
-                    reasons[reason if len(reasons) < _MOST_REASONS else "others"] += 1
-                else:
-                    done += 1
-                for entry in line.get("detections", ()):
-                    entries.append({"file_name": line["file_name"], **entry})
-                progress.advance(1)
-        if done + sum(reasons.values()) != total:
-            raise ValueError(f"{folder} is damaged: its parts hold fewer images than {total:,}")
-    logging.info("%d images: %d done, %d skipped", total, done, total - done)
-    for reason, count in reasons.most_common(_LOGGED):
-        logging.warning("skipped %d: %s", count, reason)
-    logging.info("results: %s and %s", place_of(output, DETECTIONS), SKIPPED)
+    output, table = output.rstrip("/"), None
+    with ExitStack() as opened:
+        entries = JsonList(opened.enter_context(whole_file(f"{output}/{DETECTIONS}")))
+        opened.enter_context(closing(entries))
+        left = opened.enter_context(whole_file(f"{output}/{SKIPPED}"))
+        file = opened.enter_context(open(left, "w", encoding="utf-8"))
+        if "csv" in kinds:
+            draft = opened.enter_context(whole_file(f"{output}/{CSV}"))
+            table = csv.writer(opened.enter_context(open(draft, "w", **TABLE)))
+            table.writerow(csv_head(next(iter(records.values()))["keypoints"]))
+        for number, line in enumerate(merged, start=1):
+            if line["image_id"] != number:
+                raise _other_inputs(folder, number, line)
+            if (state := state_of(line)) != "done":
+                file.write(json.dumps(line) + "\n")
+                reason = line[state] if len(reasons) < _MOST_REASONS else "others"
+                reasons[state, reason] += 1
+            for entry in line.get("detections", ()):
+                named = {"file_name": line["file_name"], **entry}
+                entries.append(named)
+                if table:
+                    table.writerow(csv_row(named))
+            progress.advance(1)
+    counts = [sum(record[state] for record in records.values()) for state in STATES]
+    logging.info("%d images: %d done, %d skipped, %d failed", total, *counts)
+    for (state, reason), count in reasons.most_common(_LOGGED):
+        logging.warning("%s %d: %s", state, count, reason)
+    if counts[-1]:
+        again = [shard for shard, record in records.items() if record["failed"]]
+        logging.warning("%s does those that failed again", _command(again))
+    logging.info("results: %s/%s and %s", output, DETECTIONS, SKIPPED)
 
 
-def _whole_shards(folder: str) -> list[list[PartFile]]:
-    """The parts of each shard, in order. ValueError names those that are missing."""
-    found = list_parts(folder)
-    counts = sorted({file.shards for file in found})
-    endings = sorted({file.ending for file in found} - {"json"})
-    if not counts or not endings:
-        raise ValueError(f"--merge {folder}: no parts, which infer writes with --shard")
-    if len(counts) > 1 or len(endings) > 1:
-        text = f"of {' and of '.join(map(str, counts))} shards, in {' and in '.join(endings)}"
-        raise ValueError(f"--merge {folder} holds parts {text}, expected those of one run")
-    shards, missing = list[list[PartFile]](), list[PartFile]()
-    numbers: dict[int, set[int]] = {}
-    for file in found:
-        if file.ending == endings[0] and file._replace(ending="json") in found:
-            numbers.setdefault(file.shard, set()).add(file.number)
-    for shard in range(counts[0]):
-        own = numbers.get(shard, set())
-        files = [PartFile(shard, counts[0], n, endings[0]) for n in range(max(own, default=0) + 1)]
-        absent = [file for file in files if file.number not in own]
-        if not absent and not read_record(folder, files[-1])["last"]:
-            absent = [files[-1]._replace(number=files[-1].number + 1)]
-        missing += absent
-        shards.append(files)
-    if missing:
-        names = ", ".join(file.stem for file in missing[:_MOST_NAMED])
-        names += " and others" if len(missing) > _MOST_NAMED else ""
-        again = ", ".join(str(shard) for shard in sorted({file.shard for file in missing})[:20])
-        raise ValueError(
-            f"--merge {folder}: {names} missing; run infer --shard i/{counts[0]} for i = {again}"
-        )
+def _all_shards(folder: str) -> list[Shard]:
+    """ValueError names those that are missing."""
+    found = list_shards(folder)
+    totals = sorted({shard.total for shard in found})
+    if not totals:
+        raise ValueError(f"--merge {folder}: no shards, which infer writes with --shard")
+    if len(totals) > 1:
+        text = " and of ".join(map(str, totals))
+        raise ValueError(f"--merge {folder} holds shards of {text}, expected those of one run")
+    shards = [Shard(number, totals[0]) for number in range(totals[0])]
+    if missing := [shard for shard in shards if shard not in found]:
+        what = f"{len(missing)} of {totals[0]} shards missing"
+        raise ValueError(f"--merge {folder}: {what}; run {_command(missing)}")
     return shards
 
 
-def _check_alike(folder: str, records: Mapping[PartFile, Mapping[str, Any]]) -> None:
-    first, *others = records.items()
-    for file, record in others:
-        place = place_of(folder, file.name)
-        check_settings(place, record["settings"], first[1]["settings"])
-    if any(record[n] != first[1][n] for n in ("canvases", "batch") for _, record in others):
+def _command(shards: Sequence[Shard]) -> str:
+    numbers = ", ".join(str(shard.number) for shard in shards[:_MOST_NAMED])
+    more = ", .." if len(shards) > _MOST_NAMED else ""
+    return f"infer --shard i/{shards[0].total} for i = {numbers}{more}"
+
+
+def _record(folder: str, shard: Shard, file: Path) -> dict[str, Any]:
+    try:
+        return read_record(file)
+    except ValueError as error:
+        raise ValueError(f"--merge {folder}: {error}; run {_command([shard])}") from error
+
+
+def _check_alike(folder: str, records: Mapping[Shard, Mapping[str, Any]]) -> None:
+    first, *others = records.values()
+    for shard, record in records.items():
+        check_settings(shard_file(folder, shard), record["settings"], first["settings"])
+    if any(record[name] != first[name] for name in ("canvases", "batch") for record in others):
         logging.warning(
-            "parts were made on different canvases or in other batches, as with --batch_size or by "
-            "machines with other numbers of devices: scores may differ in their last digits from "
-            "those of a single run"
+            "shards were made on different canvases or in other batches, as with --batch_size or "
+            "by machines with other numbers of devices: scores may differ in their last digits "
+            "from those of a single run"
         )
-
-
-def _shard_lines(folder: str, files: list[PartFile]) -> Iterator[dict[str, Any]]:
-    for file in files:
-        yield from read_lines(local_copy(folder, file.name))
 
 
 def _other_inputs(folder: str, number: int, line: Mapping[str, Any]) -> ValueError:
@@ -118,5 +126,5 @@ def _other_inputs(folder: str, number: int, line: Mapping[str, Any]) -> ValueErr
     wrong = min(number, line["image_id"])
     return ValueError(
         f"--merge {folder}: image {wrong} of --input {what}, near {line['file_name']}: the shards "
-        "had different inputs, or a part is damaged"
+        "had different inputs"
     )

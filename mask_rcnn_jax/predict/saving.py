@@ -168,6 +168,8 @@ KINDS = (*WRITERS, "labelstudio", "csv", "regions")
 WITHOUT_KEYPOINTS = ("yolo", "labelme", "labelstudio", "geojson", "gpkg", "regions")
 FOLDERS = {kind: kind for kind in WRITERS} | {"yolo": "labels"}
 LABELS = {"yolo": ".txt", "labelme": ".json", "geojson": ".geojson"}  # what people correct by hand
+# How tables are opened: names of files and classes may hold lone surrogates.
+TABLE: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
 WRITTEN = ".written"  # digests of labels as they were written, a line each
 
 
@@ -289,9 +291,7 @@ class ResultFiles:
         self.count += len(records.entries)
 
     def _table(self, name: str) -> Any:
-        # Names of files and classes may hold lone surrogates.
-        how: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
-        return csv.writer(self._opened.enter_context(open(self._folder / name, "w", **how)))
+        return csv.writer(self._opened.enter_context(open(self._folder / name, "w", **TABLE)))
 
     def _list(self, name: str) -> "JsonList":
         return self._opened.enter_context(closing(JsonList(self._folder / name)))

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from mask_rcnn_jax.disk import write_whole
 from mask_rcnn_jax.evaluation.cells import INDICES
 from mask_rcnn_jax.report import tables
 from mask_rcnn_jax.report.analysis import Analysis
@@ -129,7 +130,7 @@ def write_page(
         f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
     # A json may contain lone surrogates, which UTF-8 cannot encode.
-    Path(path).write_text(page, encoding="utf-8", errors="replace")
+    write_whole(path, page.encode(errors="replace"))
 
 
 def _head(title: str) -> str:

@@ -14,12 +14,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 
-from mask_rcnn_jax.disk import check_room
+from mask_rcnn_jax.disk import check_room, write_whole
 from mask_rcnn_jax.ops.low_rank import adapters, merge, split_again
 from mask_rcnn_jax.recipe.stopping import main_ap, measure
 from mask_rcnn_jax.training import processes
 from mask_rcnn_jax.training.loss_scale import LossScaleState
-from mask_rcnn_jax.training.metrics import replace_text
 from mask_rcnn_jax.training.mirror import UNSCORED, Mirror
 from mask_rcnn_jax.training.step import TrainState
 from mask_rcnn_jax.weights import checksums
@@ -91,7 +90,7 @@ class Checkpoints:
         self._unscored = step
         if self._writes:
             self._folder.mkdir(parents=True, exist_ok=True)
-            replace_text(self._folder / UNSCORED, str(step))
+            write_whole(self._folder / UNSCORED, str(step))
             checksums.flush_folder(self._folder)
 
     def evaluated(self, evaluations: Sequence[Mapping]) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from mask_rcnn_jax.disk import write_whole
 from mask_rcnn_jax.recipe.entries import flatten
-from mask_rcnn_jax.training.metrics import replace_text
 
 FILE_NAME = "dllogger.json"
 NAMES = {
@@ -37,7 +37,7 @@ def truncate(path: Path, last_step: int) -> None:
     """Drop lines of steps after `last_step`, and a half-written one, atomically."""
     if path.exists():
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-        replace_text(path, "".join(line for line in lines if _is_kept(line, last_step)))
+        write_whole(path, "".join(line for line in lines if _is_kept(line, last_step)))
 
 
 def _is_kept(line: str, last_step: int) -> bool:

@@ -9,6 +9,8 @@ from typing import TextIO
 
 from absl import logging
 
+from mask_rcnn_jax.disk import write_whole
+
 FILE_NAME = "metrics.jsonl"
 PER_CLASS = "ap_class/"  # names that only loggers get; eval/<step>/metrics.json has the values
 
@@ -68,17 +70,7 @@ def truncate_metrics(path: Path, last_step: int) -> None:
     if not path.exists():
         return
     records = [record for record in read_metrics(path) if record["step"] <= last_step]
-    replace_text(path, "".join(json.dumps(record) + "\n" for record in records))
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Replace the content of a file in one step."""
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    write_whole(path, "".join(json.dumps(record) + "\n" for record in records))
 
 
 def in_place(file: TextIO, path: Path) -> TextIO:
@@ -91,7 +83,7 @@ def in_place(file: TextIO, path: Path) -> TextIO:
         if not path.parent.exists():  # which the run's lock notices
             return file
         file.seek(0)
-        replace_text(path, file.read())  # as long as it is open, it is there
+        write_whole(path, file.read())  # as long as it is open, it is there
         logging.warning("%s was deleted while the run was at work, and is written again", path)
     file.close()
     return open(path, "a+", encoding="utf-8")

@@ -13,6 +13,7 @@ from mask_rcnn_jax.annotations.reader import GroundTruth, read_ground_truth
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.options import DataOptions
 from mask_rcnn_jax.data.source import annotation_file, load_split
+from mask_rcnn_jax.disk import write_whole
 from mask_rcnn_jax.evaluation import coco as coco_evaluation
 from mask_rcnn_jax.evaluation import keypoints
 from mask_rcnn_jax.evaluation.engines import announce_engine
@@ -91,7 +92,7 @@ def evaluate_results(
         return metrics
     with written_at(output) as folder:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "metrics.json").write_text(json.dumps(metrics, indent=1))
+        write_whole(folder / "metrics.json", json.dumps(metrics, indent=1))
         if report:
             title, read = f"Evaluation of {results_json}", _files_reader(data)
             reports.write(folder, title, annotations, analyses, read, [], metrics)

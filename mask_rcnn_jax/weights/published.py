@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from absl import logging
 
+from mask_rcnn_jax.disk import whole_file, write_whole
 from mask_rcnn_jax.download import ProgressFactory, download
 from mask_rcnn_jax.stores import home, is_address
 from mask_rcnn_jax.terminal.progress import bytes_progress
@@ -292,11 +293,9 @@ def put(name: str, folder: str | os.PathLike) -> Path:
     found = fetch(name, folder)
     if name not in SHIPPED:
         return found
-    Path(folder).mkdir(parents=True, exist_ok=True)
     for file in SHIPPED_FOLDER.glob(f"{name}.*"):
-        draft = Path(folder) / f"{file.name}.tmp"
-        shutil.copyfile(file, draft)
-        os.replace(draft, draft.with_suffix(""))
+        with whole_file(Path(folder) / file.name) as draft:
+            shutil.copyfile(file, draft)
     return Path(folder) / found.name
 
 
@@ -334,9 +333,7 @@ def fetch(
         if is_first:
             with open(found, "rb") as content:
                 digest = hashlib.file_digest(content, "sha256").hexdigest()
-            draft = kept.with_name(f"{kept.name}.{os.getpid()}.tmp")  # others may read it at once
-            draft.write_text(f"{digest}\n")
-            os.replace(draft, kept)
+            write_whole(kept, f"{digest}\n")  # others may read it at once
             logging.warning("%s: no checksum is published; from now on, %s counts", name, digest)
         return found
     except OSError as error:

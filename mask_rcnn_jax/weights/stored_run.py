@@ -16,6 +16,7 @@ from pathlib import Path
 
 from absl import logging
 
+from mask_rcnn_jax.disk import write_whole
 from mask_rcnn_jax.store_folders import full, get_files, list_tree, read_bytes
 from mask_rcnn_jax.stores import forget_old, home, key_of, local_file
 from mask_rcnn_jax.weights import model_folder
@@ -84,8 +85,8 @@ def fetch_checkpoint(run: str, step: int) -> tuple[Path, str | None]:
             _fetch(f"{run}/{prefix}", checkpoint)
         for name in ("config.json", "metrics.jsonl"):
             if (content := read_bytes(f"{run}/{name}")) is not None:
-                _replace(folder / name, content)
-        _replace(folder / _ADDRESS, run.encode())
+                write_whole(folder / name, content)
+        write_whole(folder / _ADDRESS, run.encode())
         return folder, find_damage(checkpoint)
 
 
@@ -118,12 +119,6 @@ def _fetch(address: str, target: Path, names: Iterable[str] | None = None) -> No
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
-
-
-def _replace(path: Path, content: bytes) -> None:
-    draft = path.with_name(f"tmp.{path.name}.{os.getpid()}")
-    draft.write_bytes(content)
-    os.replace(draft, path)
 
 
 @contextmanager

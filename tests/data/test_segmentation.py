@@ -111,7 +111,7 @@ def test_codes_of_another_size_are_refused():
 def test_compact_polygons_draw_the_same_mask():
     polygons = [[3.25, 2.5, 30.75, 5.5, 12.0, 39.0], [40, 10, 60, 10, 60, 30]]
     small = compact(polygons, 50, 70)
-    assert all(part.dtype == np.float32 for part in small)
+    assert all(part.dtype == np.float64 for part in small)
     np.testing.assert_array_equal(
         segmentation_to_mask(small, 50, 70), segmentation_to_mask(polygons, 50, 70)
     )

@@ -260,7 +260,7 @@ def options_of(monkeypatch, **flags):
     unset |= dict(max_frames=0, tile=0, overlap=0.2, track=False, score_threshold=0.5)
     unset |= dict(config=None, input=["photo.jpg"], output="out", public_addresses_only=False)
     unset |= dict(accept_mismatch=False, merge=None, input_key="file_name", no_images=False)
-    unset |= dict(shard="", part_size=0, part_format=None, keypoint_threshold=None)
+    unset |= dict(shard="", max_skipped=None, keypoint_threshold=None)
     calls = []
     monkeypatch.setattr(infer.flags, "FLAGS", SimpleNamespace(**unset | flags))
     monkeypatch.setattr(infer, "given_model", lambda _: "run")

@@ -1,4 +1,4 @@
-"""Shards and parts change neither canvases nor batches, so no bit of a result depends on them."""
+"""Shards change neither canvases nor batches, so no bit of a result depends on them."""
 
 import json
 import signal
@@ -12,7 +12,8 @@ import pytest
 from mask_rcnn_jax import infer
 from mask_rcnn_jax.data import canvases
 from mask_rcnn_jax.predict.lists import Images, Shard
-from mask_rcnn_jax.predict.merging import merge_parts
+from mask_rcnn_jax.predict.merging import merge_shards
+from mask_rcnn_jax.predict.shards import read_record
 from mask_rcnn_jax.weights.restore import restore
 from tests.commands.command import check_done, run_captured, start
 from tests.commands.small_run import untrained_run
@@ -57,16 +58,16 @@ def test_every_shard_has_the_canvases_and_the_batches_of_one_run(
 
     detect(tmp_path / "one", no_images=True)
     for shard in range(SHARDS):
-        detect(tmp_path / "parts", shard=f"{shard}/{SHARDS}", part_size=3)
-    records = [json.loads(p.read_text()) for p in (tmp_path / "parts").glob("*.json")]
-    assert len(records) >= COUNT / 3
+        detect(tmp_path / "shards", shard=f"{shard}/{SHARDS}")
+    records = [read_record(path) for path in (tmp_path / "shards").glob("*.jsonl")]
+    assert len(records) == SHARDS
     (chosen,) = {json.dumps(record["canvases"]) for record in records}
     assert len(json.loads(chosen)) > 2  # beside landscape and portrait
     recipe, images = restore(None, run.workdir).recipe, Images([], [listed])
     own = [image for _, image in images.share(Shard(0, SHARDS))]
     alone, all_of_them = (infer._with_canvases(recipe, some, 1) for some in (own, images))
     assert alone.data.canvases != all_of_them.data.canvases
-    merge_parts(str(tmp_path / "parts"), str(tmp_path / "merged"))
+    merge_shards(str(tmp_path / "shards"), str(tmp_path / "merged"))
     one, merged = (tmp_path / name / "detections.json" for name in ("one", "merged"))
     assert len(json.loads(one.read_text())) > COUNT and merged.read_bytes() == one.read_bytes()
 
@@ -78,37 +79,34 @@ def test_other_canvases_are_a_warning(run, listed, cheap, tmp_path, monkeypatch,
         given = infer.Options(score_threshold=0.0, shard=f"{shard}/2")
         infer.infer(None, str(run.workdir), [listed], str(tmp_path), given)
         monkeypatch.setattr(canvases, "COMPILING", {"cpu": 1e12, "gpu": 1e12})
-    merge_parts(str(tmp_path), str(tmp_path))
-    assert "parts were made on different canvases" in caplog.text
+    merge_shards(str(tmp_path), str(tmp_path))
+    assert "shards were made on different canvases" in caplog.text
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shards, kills", [(1, 1), (2, 2)])
-def test_killed_shards_end_like_one_run(shards, kills, untrained, tmp_path, cache, monkeypatch):
-    """Each is killed while it writes a part after one that it has finished."""
+def test_killed_shards_end_like_one_run(untrained, tmp_path, cache, monkeypatch):
+    """Each is killed while it writes."""
     monkeypatch.chdir(tmp_path)
-    rng, names = np.random.default_rng(2), [f"{n}.png" for n in range(160 * shards)]
+    rng, names = np.random.default_rng(2), [f"{n}.png" for n in range(320)]
     for name in names:
         cv2.imwrite(name, rng.integers(0, 256, (64, 64, 3), dtype=np.uint8))
     Path("list.txt").write_text("\n".join(names))
     command = ["--workdir", untrained.workdir, "--input=@list.txt", "--score_threshold=0"]
     check_done(run_captured("infer", *command, "--no_images", "--output", tmp_path / "one"))
-    output = tmp_path / "parts"
-    for shard in range(shards):
-        parts = [*command, f"--shard={shard}/{shards}", "--part_size=20", "--output", output]
-        for kill in range(1, kills + 1):
-            process = start("infer", *parts, cache=cache)
-            draft = f".part-0000{shard}-*.tmp"
-            while process.poll() is None:
-                done = len(list(output.glob(f"part-0000{shard}-*.json")))
-                if done >= kill and any(path.stat().st_size for path in output.glob(draft)):
-                    break
-                time.sleep(0.001)
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-            assert process.returncode == -signal.SIGKILL, "the shard ended before it was killed"
-        done = check_done(run_captured("infer", *parts))
-        assert " 0 were there" not in done.stderr
+    output = tmp_path / "shards"
+    for shard in range(2):
+        given = [*command, f"--shard={shard}/2", "--output", output]
+        process = start("infer", *given, cache=cache)
+        drafts = f".shard-0000{shard}-*.tmp"
+        while process.poll() is None:
+            if any(path.stat().st_size for path in output.glob(drafts)):
+                break
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL, "the shard ended before it was killed"
+        assert not list(output.glob(f"shard-0000{shard}-*"))
+        check_done(run_captured("infer", *given))
     check_done(run_captured("infer", "--merge", output))
     one, merged = (folder / "detections.json" for folder in (tmp_path / "one", output))
     assert merged.read_bytes() == one.read_bytes()

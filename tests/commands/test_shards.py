@@ -1,8 +1,7 @@
-"""Results in parts: merged, they are those of one run; what is done is not done again."""
+"""Results in shards: merged, they are those of one run; what is done is not done again."""
 
 import json
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from mask_rcnn_jax.predict.engines import Exported, ExportedModel
-from mask_rcnn_jax.predict.parts import settings_of
+from mask_rcnn_jax.predict.shards import settings_of
 from mask_rcnn_jax.weights.restore import restore
 from tests.commands.command import check_done, error_line, files_in, run_captured, start
 
@@ -57,89 +56,55 @@ def whole(untrained, pictures, tmp_path_factory) -> bytes:
     return content
 
 
-@pytest.mark.parametrize("form", ["jsonl", pytest.param("parquet", marks=pytest.mark.slow)])
-def test_merged_parts_are_one_run(form, untrained, pictures, whole, tmp_path):
-    if form == "parquet":
-        pytest.importorskip("pyarrow")
+def test_merged_shards_are_one_run(untrained, pictures, whole, tmp_path):
     for shard in ("0/2", "1/2"):
-        flags = [f"--shard={shard}", "--part_size=5", f"--part_format={form}"]
-        check_done(infer(untrained, pictures, tmp_path, *flags))
-    names = [path.name for path in tmp_path.iterdir()]
-    assert all(
-        name.startswith(("part-00000-of-00002-0000", "part-00001-of-00002")) for name in names
-    )
-    done = check_done(run_captured("infer", "--merge", tmp_path, "--output", tmp_path / "merged"))
+        check_done(infer(untrained, pictures, tmp_path, f"--shard={shard}"))
+    files = [tmp_path / f"shard-0000{k}-of-00002.jsonl" for k in range(2)]
+    assert sorted(tmp_path.iterdir()) == files
+    merge = ["--merge", tmp_path, "--output", tmp_path / "merged", "--save", "csv"]
+    done = check_done(run_captured("infer", *merge))
     assert (tmp_path / "merged" / "detections.json").read_bytes() == whole
-    assert f"{COUNT} images: {COUNT - 2} done, 2 skipped" in done.stderr
+    assert f"{COUNT} images: {COUNT - 2} done, 2 skipped, 0 failed" in done.stderr
     assert "skipped 1: No such file or directory" in done.stderr
     lines = (tmp_path / "merged" / "skipped.jsonl").read_text().splitlines()
     skipped = [json.loads(line) for line in lines]
     assert [Path(one["file_name"]).name for one in skipped] == ["05.png", "absent.png"]
     assert [one["image_id"] for one in skipped] == [6, 22]
-
-
-def test_a_part_has_a_line_for_each_image(untrained, pictures, whole, tmp_path):
-    check_done(infer(untrained, pictures, tmp_path, "--part_size=30"))
-    parts = sorted(tmp_path.glob("*.jsonl"))
-    assert [p.name for p in parts] == [f"part-00000-of-00001-{n:06}.jsonl" for n in (0, 1)]
-    lines = [json.loads(line) for part in parts for line in part.read_text().splitlines()]
+    assert "truncated" in skipped[0]["skipped"] and str(pictures) not in skipped[0]["skipped"]
+    lines = [json.loads(line) for path in files for line in path.read_text().splitlines()[:-2]]
+    lines.sort(key=lambda line: line["image_id"])
     assert [line["image_id"] for line in lines] == list(range(1, COUNT + 1))
     assert (lines[1]["height"], lines[1]["width"]) == (48, 64)
-    assert {len(line) for line in lines if "skipped" not in line} == {5}
-    found = [
-        e | {"file_name": line["file_name"]} for line in lines for e in line.get("detections", ())
-    ]
-    assert found == json.loads(whole)
-    assert "truncated" in lines[5]["skipped"] and str(pictures) not in lines[5]["skipped"]
-    check_done(run_captured("infer", "--merge", tmp_path))
-    assert (tmp_path / "detections.json").read_bytes() == whole
+    check_done(infer(untrained, pictures, tmp_path / "one", "--no_images", "--save=csv"))
+    tables = [(tmp_path / name / "detections.csv").read_bytes() for name in ("one", "merged")]
+    assert tables[0] == tables[1] and len(tables[0].splitlines()) == len(json.loads(whole)) + 1
 
 
-@pytest.mark.slow
-def test_a_part_that_is_there_is_not_read_again(untrained, pictures, tmp_path):
-    own = tmp_path / "own"
-    shutil.copytree(pictures, own)
-    listed = (pictures / "list.txt").read_text().replace(str(pictures), str(own))
-    (own / "list.txt").write_text(listed)
-    output = tmp_path / "out"
-    check_done(infer(untrained, own, output, "--part_size=10"))
-    before = files_in(output)
-    assert len(before) == 8
-    for path in own.glob("*.png"):  # but for those of the part that is done anew
-        if not 20 <= int(path.stem) < 28 and path.stem != "03":
-            path.write_bytes(b"gone")
-    (output / "part-00000-of-00001-000002.json").unlink()
-    done = check_done(infer(untrained, own, output, "--part_size=10"))
-    assert "4 parts, of which 3 were there" in done.stderr
-    assert files_in(output) == before
-    (output / "part-00000-of-00001-000002.jsonl").unlink()
-    line = run_captured("infer", "--merge", output)
-    line = error_line(line.returncode, line.stderr)
-    assert "part-00000-of-00001-000002 missing; run infer --shard i/1 for i = 0" in line
+def test_a_shard_that_is_there_is_not_made_again(untrained, pictures, made):
+    before = files_in(made)
+    done = check_done(infer(untrained, pictures, made, "--shard=0/1"))
+    path = made / "shard-00000-of-00001.jsonl"
+    assert f"{path} is there: shard 0/1, {COUNT - 2} images done, 2 skipped" in done.stderr
+    assert files_in(made) == before
 
 
 @pytest.mark.parametrize(
     "more, words",
     [
         (["--score_threshold=0.1"], ["made with score_threshold 0.0, not 0.1", "another --output"]),
-        (["--part_size=11"], ["made with part_size 10, not 11"]),
         (["--tile=32"], ["made with tile 0, not 32"]),
         (["--config.eval.nms_thresh=0.3"], ["made with recipe "]),
-        (["--shard=0/3"], ["holds part-00000-of-00001-000000.json", "not of 3 shards"]),
-        (["--part_format=parquet"], ["holds part-00000-of-00001-000000.jsonl", "in parquet"]),
-        (["--input=SHORTER"], ["000000.jsonl is of other images than --input has now (10 images"]),
+        (["--input=SHORTER"], ["00001.jsonl is of other images than --input has now (37 images"]),
     ],
 )  # fmt: skip
-def test_parts_of_different_runs_are_not_mixed(more, words, untrained, pictures, made, tmp_path):
-    if "--part_format=parquet" in more:
-        pytest.importorskip("pyarrow")
+def test_shards_of_different_runs_are_not_mixed(more, words, untrained, pictures, made, tmp_path):
     lines = (pictures / "list.txt").read_text().splitlines(keepends=True)
     (tmp_path / "shorter.txt").write_text("".join(lines[1:]))
     more = [one.replace("SHORTER", f"@{tmp_path}/shorter.txt") for one in more]
     if any("config" in one for one in more):
         more = [*untrained.flags, *more]
     before = files_in(made)
-    done = infer(untrained, pictures, made, "--part_size=10", *more)
+    done = infer(untrained, pictures, made, "--shard=0/1", *more)
     line = error_line(done.returncode, done.stderr)
     for word in words:
         assert word in line
@@ -149,8 +114,19 @@ def test_parts_of_different_runs_are_not_mixed(more, words, untrained, pictures,
 @pytest.fixture(scope="module")
 def made(untrained, pictures, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("made")
-    check_done(infer(untrained, pictures, output, "--part_size=10"))
+    check_done(infer(untrained, pictures, output, "--shard=0/1"))
     return output
+
+
+@pytest.mark.parametrize("shard", [[], ["--shard=0/1"]])
+@pytest.mark.parametrize("most, code", [("2", 0), ("0.06", 0), ("1", 1), ("0.05", 1), ("0", 1)])
+def test_more_skipped_than_allowed_is_exit_code_1(most, code, shard, untrained, pictures, made):
+    """2 of 37; what was made stays."""
+    more = [*shard, f"--max_skipped={most}"] + ([] if shard else ["--no_images"])
+    done = infer(untrained, pictures, made if shard else made / "one", *more)
+    assert done.returncode == code, done.stderr
+    line = f"error: 2 of {COUNT} inputs skipped, more than --max_skipped {most}\n"
+    assert done.stderr.endswith(line) is bool(code)
 
 
 def test_other_weights_are_noticed(untrained):
@@ -173,36 +149,36 @@ def test_other_files_of_an_exported_model_are_noticed(untrained, tmp_path):
     assert found[0] == found[2] != found[1]
 
 
-def test_merge_says_what_does_not_belong_together(untrained, pictures, made, tmp_path):
-    def refused(change) -> str:
-        folder = tmp_path / "parts"
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(made, folder)
-        change(folder)
+def test_merge_says_what_does_not_belong_together(untrained, pictures, tmp_path):
+    folder = tmp_path / "shards"
+    for shard in range(2):
+        check_done(infer(untrained, pictures, folder, f"--shard={shard}/2"))
+
+    def refused() -> str:
         done = run_captured("infer", "--merge", folder)
         assert not (folder / "detections.json").exists()
         assert not list(folder.glob(".*"))
         return error_line(done.returncode, done.stderr)
 
-    last = "part-00000-of-00001-000003"
-    assert f"{last} missing" in refused(lambda f: (f / f"{last}.json").unlink())
-    assert "no parts" in refused(lambda f: [p.unlink() for p in f.iterdir()])
-    assert f"{last}.json is damaged" in refused(lambda f: (f / f"{last}.json").write_text("{"))
-    assert f"{last}.jsonl is damaged" in refused(
-        lambda f: os.truncate(f / f"{last}.jsonl", (f / f"{last}.jsonl").stat().st_size - 9)
-    )
-    second = "part-00000-of-00001-000001.jsonl"
-    assert "image 11 of --input is missing" in refused(
-        lambda f: (f / second).write_text("".join((f / second).read_text().splitlines(True)[1:]))
-    )
-    assert "hold fewer images" in refused(
-        lambda f: (f / f"{last}.jsonl").write_text(
-            "".join((f / f"{last}.jsonl").read_text().splitlines(True)[:-1])
-        )
-    )
-    assert "of 1 and of 4 shards" in refused(
-        lambda f: (f / "part-00000-of-00004-000000.jsonl").touch()
-    )
+    first, second = (folder / f"shard-0000{k}-of-00002.jsonl" for k in range(2))
+    content = second.read_bytes()
+    second.unlink()
+    assert "1 of 2 shards missing; run infer --shard i/2 for i = 1" in refused()
+    second.write_bytes(content[:-9])
+    line = refused()
+    assert f"{second} is damaged" in line and "run infer --shard i/2 for i = 1" in line
+    other = folder / "shard-00000-of-00004.jsonl"
+    other.touch()
+    assert "holds shards of 2 and of 4, expected those of one run" in refused()
+    other.unlink()
+    lines = (pictures / "list.txt").read_text().splitlines(keepends=True)
+    (tmp_path / "list.txt").write_text("".join(lines[1:]))
+    second.unlink()
+    check_done(infer(untrained, tmp_path, folder, "--shard=1/2"))
+    assert "the shards had different inputs" in refused()
+    second.unlink()
+    check_done(infer(untrained, pictures, folder, "--shard=1/2", "--tile=32"))
+    assert "made with tile 32, not 0" in refused()
 
 
 @pytest.mark.slow
@@ -210,11 +186,11 @@ def test_a_folder_is_shared_by_the_names_below_it(untrained, tmp_path):
     folder = f"--input={untrained.data_dir / 'val'}"
     check_done(infer(untrained, None, tmp_path / "one", folder, "--no_images"))
     for shard in range(2):
-        check_done(infer(untrained, None, tmp_path / "parts", folder, f"--shard={shard}/2"))
-    lines = [p.read_text().count("\n") for p in (tmp_path / "parts").glob("*.jsonl")]
+        check_done(infer(untrained, None, tmp_path / "shards", folder, f"--shard={shard}/2"))
+    lines = [p.read_text().count("\n") - 2 for p in (tmp_path / "shards").glob("*.jsonl")]
     assert sum(lines) == 4 and len(lines) == 2
-    check_done(run_captured("infer", "--merge", tmp_path / "parts"))
-    one, merged = (tmp_path / name / "detections.json" for name in ("one", "parts"))
+    check_done(run_captured("infer", "--merge", tmp_path / "shards"))
+    one, merged = (tmp_path / name / "detections.json" for name in ("one", "shards"))
     assert merged.read_bytes() == one.read_bytes()
 
 
@@ -231,12 +207,12 @@ def test_nothing_but_missing_files_is_no_result(untrained, pictures, tmp_path):
     )
 
 
-def test_a_shard_without_images_is_a_part_without_lines(untrained, pictures, tmp_path):
+def test_a_shard_may_be_without_images(untrained, pictures, tmp_path):
     (tmp_path / "list.txt").write_text(f"{pictures}/00.png\n")
     for shard in range(2):
         check_done(infer(untrained, tmp_path, tmp_path / "out", f"--shard={shard}/2"))
-    sizes = sorted(path.stat().st_size for path in (tmp_path / "out").glob("*.jsonl"))
-    assert len(sizes) == 2 and sizes[0] == 0 < sizes[1]
+    lines = [path.read_text().count("\n") for path in (tmp_path / "out").glob("*.jsonl")]
+    assert sorted(lines) == [2, 3]
     check_done(run_captured("infer", "--merge", tmp_path / "out"))
     entries = json.loads((tmp_path / "out" / "detections.json").read_text())
     assert {entry["file_name"] for entry in entries} == {f"{pictures}/00.png"}
@@ -246,10 +222,10 @@ def test_a_shard_without_images_is_a_part_without_lines(untrained, pictures, tmp
     "flags, words",
     [
         (["--shard=2/2"], "--shard is '2/2', expected i/n"),
-        (["--part_format=jsonl"], "--part_format is for parts"),
+        (["--max_skipped=-1"], "max_skipped"),
         (["--shard=0/2", "--save=csv"], "--save writes files beside one json"),
-        (["--shard=0/2", "--input=0.mp4"], "0.mp4 is a video, and parts are of images"),
-        (["--merge=out"], "--merge takes --output alone, not --workdir"),
+        (["--shard=0/2", "--input=0.mp4"], "0.mp4 is a video, and shards are of images"),
+        (["--merge=out"], "--merge takes --output and --save csv alone, not --workdir"),
     ],
 )
 def test_flags_that_do_not_fit(flags, words, untrained, pictures, tmp_path, monkeypatch):
@@ -263,9 +239,10 @@ def test_flags_that_do_not_fit(flags, words, untrained, pictures, tmp_path, monk
 @pytest.mark.parametrize(
     "flags, words",
     [
-        (["--input=a.png"], "--merge takes --output alone, not --input"),
-        (["--shard=0/2"], "--merge takes --output alone, not --shard"),
-        ([], "--merge : no parts"),
+        (["--input=a.png"], "--merge takes --output and --save csv alone, not --input"),
+        (["--shard=0/2"], "--merge takes --output and --save csv alone, not --shard"),
+        (["--save=yolo"], "--save has 'yolo', expected some of csv"),
+        ([], "--merge : no shards"),
     ],
 )
 def test_merge_takes_no_flags_of_a_run(flags, words, tmp_path):
@@ -276,20 +253,21 @@ def test_merge_takes_no_flags_of_a_run(flags, words, tmp_path):
 
 
 @pytest.mark.slow
-def test_sigterm_ends_with_the_code_that_says_again(untrained, pictures, whole, tmp_path, cache):
-    """A named pipe in the list holds the second part up until the signal has come."""
+def test_sigterm_ends_with_the_code_that_says_again(untrained, pictures, tmp_path, cache):
     output = tmp_path / "out"
     names = (pictures / "list.txt").read_text().splitlines()
     command = ("infer", "--workdir", untrained.workdir, "--output", output, "--score_threshold=0")
     listed = tmp_path / "list.txt"
     listed.write_text("\n".join(names * 40))
-    command = (*command, f"--input=@{listed}", "--part_size=20")
-    process = start(*command, cache=cache)
-    first = output / "part-00000-of-00001-000000.json"
-    while not first.exists() and process.poll() is None:
+    process = start(*command, f"--input=@{listed}", "--shard=0/1", cache=cache)
+    while not _has_begun(output) and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     _, log = process.communicate(timeout=100)
     assert process.returncode == os.EX_TEMPFAIL, log
-    assert log.count("stopped early: the same command goes on") == 1
-    assert not list(output.glob(".*"))
+    assert log.count("stopped early: the same command starts the shard again") == 1
+    assert not list(output.iterdir())
+
+
+def _has_begun(output: Path) -> bool:
+    return any(path.stat().st_size for path in output.glob(".*.tmp"))
