@@ -23,7 +23,7 @@ from mask_rcnn_jax.predict.large import check_kinds
 from mask_rcnn_jax.predict.pipeline import BackgroundWriter, map_in_order, prefetch, round_robin
 from mask_rcnn_jax.predict.predictor import Predictor, Prepared
 from mask_rcnn_jax.predict.result import Result
-from mask_rcnn_jax.predict.saving import Records, ResultFiles
+from mask_rcnn_jax.predict.saving import ResultFiles
 from mask_rcnn_jax.video.reader import UnreadableVideo, Video, VideoFrame
 from mask_rcnn_jax.video.tracks import Tracker
 from mask_rcnn_jax.video.writer import VideoWriter
@@ -50,7 +50,7 @@ def annotate_images(
     drawing: Mapping[str, Any] | None,
     on_error: Callable[[ValueError], None],
     unused: Unused | None = None,
-) -> Generator[Records]:
+) -> Generator[list[dict[str, Any]]]:
     """Write an annotated copy of each image into a folder, and what `files` writes.
 
     `drawing` are options of `Result.plot`, None draws nothing. Yields what the lists of `files` are
@@ -58,7 +58,7 @@ def annotate_images(
     of `detect_images`.
     """
 
-    def write(result: Result, image: Input, number: int) -> Records:
+    def write(result: Result, image: Input, number: int) -> list[dict[str, Any]]:
         if drawing is not None:
             result.save(folder / image.target, **drawing)
         return files.write(result, image, number)

@@ -13,7 +13,7 @@ from mask_rcnn_jax.rle import Window
 
 OVERVIEW = 2048  # pixels that the shorter side of an overview has at least, if the image has
 # Files of `infer --save` that need all pixels of an image at once.
-WHOLE = ("masks", "label_images", "crops", "labelme")
+WHOLE = ("masks", "label_images", "labelme")
 
 
 class LargeImage:

@@ -7,20 +7,17 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
-from urllib.parse import quote
+from typing import Any
 
 import numpy as np
 from pycocotools import mask as coco_mask
 
 from mask_rcnn_jax.evaluation.visualize import write_image, write_pixels
+from mask_rcnn_jax.images.pixel_size import METERS
 from mask_rcnn_jax.predict.geo import write_geojson, write_gpkg
 from mask_rcnn_jax.predict.inputs import Input, resolved
 from mask_rcnn_jax.predict.outlines import join_parts, outer_parts
 from mask_rcnn_jax.predict.result import Result
-from mask_rcnn_jax.predict.tables import import_tifffile, region_rows, write_label_image
-from mask_rcnn_jax.rle import cut
-from mask_rcnn_jax.terminal.safe_text import file_name
 
 CSV_HEAD = "file_name category category_id score x y width height mask_area".split()
 
@@ -38,20 +35,28 @@ def write_masks(result: Result, folder: Path, name: PurePosixPath) -> None:
     write_pixels(path, result.labels())
 
 
-def write_crops(result: Result, folder: Path, name: PurePosixPath) -> None:
-    """Write each object's box as a PNG in a folder for its class, transparent outside its mask."""
-    for k, one in enumerate(result, start=1):
-        x1, y1 = np.floor(one.boxes[0, :2]).astype(int).tolist()
-        x2, y2 = np.ceil(one.boxes[0, 2:]).astype(int).tolist()
-        crop = one.image[y1:y2, x1:x2]
-        if not crop.size:
-            continue
-        alpha = np.full(crop.shape[:2], 255, np.uint8)
-        for pixels, origin in one.crops():
-            alpha = 255 * cut(pixels, origin, (x1, y1, x2, y2))[: crop.shape[0], : crop.shape[1]]
-        path = folder / "crops" / file_name(f"{one.names[0]}.x", "", set()) / name
-        path = path.with_name(f"{name.stem}_{k}.png")
-        write_pixels(path, np.dstack([crop[..., ::-1], alpha]))
+def import_tifffile() -> Any:
+    """Return tifffile. Raises ValueError, naming the extra to install, if it is missing."""
+    try:
+        import tifffile
+    except ImportError as error:
+        install = "pip install 'mask-rcnn-jax[tiff]'"
+        raise ValueError(f"--save label_images needs tifffile: {install}") from error
+    return tifffile
+
+
+def write_label_image(result: Result, folder: Path, name: PurePosixPath) -> None:
+    """Write `Result.labels` as a TIFF, zlib-compressed, with the size of its pixels if known."""
+    path = folder / "label_images" / name.with_suffix(".tif")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    options: dict[str, Any] = {}
+    if result.pixel_size:
+        height, width, unit = result.pixel_size
+        a_centimeter = METERS["cm"] / METERS[unit]
+        options["resolution"] = a_centimeter / width, a_centimeter / height
+        options["resolutionunit"] = "CENTIMETER"
+    given = {"compression": "zlib", "photometric": "minisblack", "metadata": None}
+    import_tifffile().imwrite(path, result.labels(), **given, **options)
 
 
 def write_yolo(result: Result, folder: Path, name: PurePosixPath) -> None:
@@ -99,33 +104,6 @@ def write_labelme(result: Result, folder: Path, name: PurePosixPath) -> None:
     target.with_suffix(".json").write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
-def label_studio_task(result: Result, name: PurePosixPath | str) -> dict[str, Any]:
-    """Return a Label Studio task with predictions, polygons in percent.
-
-    `data.image` is the path below its local storage; the label config has an <Image name="image">
-    and <PolygonLabels name="label">, and <RectangleLabels name="box"> for boxes alone.
-    """
-    height, width = result.image.shape[:2]
-    size = {"original_width": width, "original_height": height, "image_rotation": 0}
-    found = []
-    for one, parts in zip(result, result.polygons(), strict=True):
-        common = {**size, "to_name": "image", "score": round(float(one.scores[0]), 4)}
-        if parts:
-            points = (join_parts(parts) / (width, height) * 100).round(3).tolist()
-            value: dict[str, Any] = {"points": points, "closed": True, "polygonlabels": one.names}
-            found.append({**common, "from_name": "label", "type": "polygonlabels", "value": value})
-        else:
-            x1, y1, x2, y2 = one.boxes[0] / (width, height, width, height) * 100
-            value = {"x": x1, "y": y1, "width": x2 - x1, "height": y2 - y1, "rotation": 0}
-            value = {key: round(float(number), 3) for key, number in value.items()}
-            value["rectanglelabels"] = one.names
-            found.append({**common, "from_name": "box", "type": "rectanglelabels", "value": value})
-    mean = float(np.mean(result.scores)) if len(result) else 0.0
-    prediction = {"model_version": "mask_rcnn_jax", "score": round(mean, 4), "result": found}
-    image = f"/data/local-files/?d={quote(os.fsencode(name))}"
-    return {"data": {"image": image}, "predictions": [prediction]}
-
-
 def named_results(result: Result, number: int) -> list[dict[str, Any]]:
     """Return the COCO results of an image with this id, each with its `category` first."""
     named = zip(result.names, result.to_coco(number), strict=True)
@@ -157,15 +135,14 @@ def _corners(box: np.ndarray) -> np.ndarray:
 Write = Callable[[Result, Path, PurePosixPath], None]
 WRITERS: dict[str, Write] = {
     "masks": write_masks,
-    "crops": write_crops,
     "yolo": write_yolo,
     "labelme": write_labelme,
     "label_images": write_label_image,
     "geojson": write_geojson,
     "gpkg": write_gpkg,
 }
-KINDS = (*WRITERS, "labelstudio", "csv", "regions")
-WITHOUT_KEYPOINTS = ("yolo", "labelme", "labelstudio", "geojson", "gpkg", "regions")
+KINDS = (*WRITERS, "csv")
+WITHOUT_KEYPOINTS = ("yolo", "labelme", "geojson", "gpkg")
 FOLDERS = {kind: kind for kind in WRITERS} | {"yolo": "labels"}
 LABELS = {"yolo": ".txt", "labelme": ".json", "geojson": ".geojson"}  # what people correct by hand
 # How tables are opened: names of files and classes may hold lone surrogates.
@@ -219,14 +196,6 @@ def _digest(path: Path, folder: Path) -> str:
     return hashlib.sha256(name + b"\0" + path.read_bytes()).hexdigest()
 
 
-class Records(NamedTuple):
-    """What the lists hold about one image."""
-
-    entries: list[dict[str, Any]]  # COCO results with `file_name` and `category`, box and mask
-    task: dict[str, Any] | None  # of Label Studio
-    regions: tuple[list[str], list[list[Any]]] | None = None  # head and rows
-
-
 class ResultFiles:
     """What `infer` writes beside drawings: some files per image, some that list all images.
 
@@ -246,20 +215,20 @@ class ResultFiles:
         self.count = 0
         self._folder, self.kinds = folder, kinds
         self._opened = ExitStack()
-        self._entries = self._list("detections.json")
-        self._tasks = self._list("labelstudio.json") if "labelstudio" in kinds else None
-        self._csv = self._table("detections.csv") if "csv" in kinds else None
-        if self._csv:
+        self._entries = self._opened.enter_context(closing(JsonList(folder / "detections.json")))
+        self._csv: Any = None
+        if "csv" in kinds:
+            table = self._opened.enter_context(open(folder / "detections.csv", "w", **TABLE))
+            self._csv = csv.writer(table)
             self._csv.writerow(csv_head(keypoints))
-        self._regions = self._table("regions.csv") if "regions" in kinds else None
-        self._regions_head: list[str] = []
         self._written = None
         if not LABELS.keys().isdisjoint(kinds):
             # Without a buffer, so that each line is written whole, by any thread.
             self._written = self._opened.enter_context(open(folder / WRITTEN, "ab", 0))
 
-    def write(self, result: Result, image: Input, number: int) -> Records:
-        """Write the files of one image, with `number` as its id, and return what to `add`.
+    def write(self, result: Result, image: Input, number: int) -> list[dict[str, Any]]:
+        """Write the files of one image, with `number` as its id, and return what to `add`: COCO
+        results with `file_name` and `category`, box and mask.
 
         May be called from several threads.
         """
@@ -269,32 +238,15 @@ class ResultFiles:
             for path in _label_files(self._folder, image.target, self.kinds):
                 self._written.write(f"{_digest(path, self._folder)}\n".encode())
         named = {"file_name": str(image.name)}
-        entries = [named | entry for entry in named_results(result, number)]
-        task = label_studio_task(result, image.name) if self._tasks else None
-        regions = region_rows(result, str(image.name)) if self._regions else None
-        return Records(entries, task, regions)
+        return [named | entry for entry in named_results(result, number)]
 
-    def add(self, records: Records) -> None:
+    def add(self, entries: list[dict[str, Any]]) -> None:
         """Append an image to the lists."""
-        for entry in records.entries:
+        for entry in entries:
             self._entries.append(entry)
             if self._csv:
                 self._csv.writerow(csv_row(entry))
-        if self._tasks:
-            self._tasks.append(records.task)
-        if self._regions and records.regions:
-            head, rows = records.regions
-            if not self._regions_head:  # bands have names when the first image is read
-                self._regions_head = head
-                self._regions.writerow(head)
-            self._regions.writerows(rows)
-        self.count += len(records.entries)
-
-    def _table(self, name: str) -> Any:
-        return csv.writer(self._opened.enter_context(open(self._folder / name, "w", **TABLE)))
-
-    def _list(self, name: str) -> "JsonList":
-        return self._opened.enter_context(closing(JsonList(self._folder / name)))
+        self.count += len(entries)
 
     def __enter__(self) -> "ResultFiles":
         return self

@@ -34,7 +34,7 @@ def run_images(predictor, paths, folder, on_error=refuse, **options):
     images, _ = find_inputs([str(path) for path in paths], folder, **options)
     with ResultFiles(folder) as files:
         found = annotate_images(predictor, images, folder, files, {}, on_error)
-        return [records.entries for records in found]
+        return list(found)
 
 
 def run_videos(predictor, files, on_error=refuse, **options):

@@ -1,6 +1,5 @@
 """The table of regions and the image of labels, beside skimage's numbers and plain sums."""
 
-import csv
 import json
 import math
 import tracemalloc
@@ -131,33 +130,7 @@ def test_without_tifffile_nothing_is_started(tmp_path, monkeypatch):
         check_replaced([IMAGE.source], [IMAGE], tmp_path, ["label_images"])
 
 
-def test_the_table_of_a_run_has_a_row_per_object(tmp_path):
-    odd = Input("b", PurePosixPath("b\udcff,\n=1.tif"), PurePosixPath("b.jpg"))
-    results = make_shapes(), make_shapes(pixel_size=PixelSize(2, 2, "m"))
-    with ResultFiles(tmp_path, ["regions"]) as files:
-        for number, (result, image) in enumerate(zip(results, (IMAGE, odd), strict=True)):
-            files.add(files.write(result, image, number))
-        files.add(files.write(make_shapes(window_masks=None), odd, 3))
-    with open(tmp_path / "regions.csv", newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 3 * 7
-    assert [rows[k]["file_name"] for k in (0, 7)] == ["deep/a.tif", "b\\udcff,\n=1.tif"]
-    table = results[1].regions()
-    for k, row in enumerate(rows[7:14]):
-        assert (row["label"], row["class"], row["unit"]) == (str(k + 1), table["class"][k], "m")
-        for name in ("area", "orientation", "intensity_mean-membrane"):
-            assert float(row[name]) == pytest.approx(table[name][k], rel=1e-9)
-    assert rows[0]["score"] == "0.9" and rows[-1]["orientation"] == ""
-
-
-def test_an_empty_image_adds_nothing_to_the_table(tmp_path):
-    with ResultFiles(tmp_path, ["regions"]) as files:
-        files.add(files.write(make_shapes()[:0], IMAGE, 1))
-        files.add(files.write(make_shapes()[:1], IMAGE, 2))
-    assert len((tmp_path / "regions.csv").read_text().splitlines()) == 2
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "crops"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_hundreds_of_objects_need_no_masks_of_the_size_of_the_image(kind, tmp_path):
     side, count = 1500, 300
     corners = np.random.default_rng(0).uniform(0, side - 20, (count, 2))

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import cv2
 import numpy as np
@@ -79,11 +79,10 @@ def test_every_file_has_the_place_of_its_image(saved):
     _, folder = saved
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert found == {
-        *("detections.json", "detections.csv", "labelstudio.json", "regions.csv", ".written"),
+        *("detections.json", "detections.csv", ".written"),
         *("masks/deep/a_2.png", "labels/deep/a_2.txt", "label_images/deep/a_2.tif"),
         *("labelme/deep/a_2.jpg", "labelme/deep/a_2.json", "geojson/deep/a_2.geojson"),
         "gpkg/deep/a_2.gpkg",
-        *(f"crops/{name}/deep/a_2_{k}.png" for k, name in enumerate(["bolt", "nut", "nut"], 1)),
     }
 
 
@@ -142,13 +141,6 @@ def test_masks_are_numbered_by_score(saved):
     np.testing.assert_array_equal(image > 0, result.masks.any(axis=0))
 
 
-def test_crops_are_transparent_around_the_object(saved):
-    result, folder = saved
-    crop = cv2.imread(str(folder / "crops/nut/deep/a_2_2.png"), cv2.IMREAD_UNCHANGED)
-    np.testing.assert_array_equal(crop[..., 3] == 255, result.masks[1, 0:60, 0:30])
-    np.testing.assert_array_equal(crop[..., 2::-1], result.image[0:60, 0:30])
-
-
 def test_yolo_has_a_line_per_object_in_fractions(saved):
     result, folder = saved
     lines = [line.split() for line in (folder / "labels/deep/a_2.txt").read_text().splitlines()]
@@ -172,18 +164,6 @@ def test_labelme_reads_its_own_file(saved, tmp_path):
         assert entry["area"] == pytest.approx(mask.sum(), rel=0.1)
 
 
-def test_label_studio_takes_the_task(saved):
-    result, folder = saved
-    (task,) = json.loads((folder / "labelstudio.json").read_text())
-    assert task["data"] == {"image": "/data/local-files/?d=deep/a.jpg"}
-    (prediction,) = task["predictions"]
-    assert prediction["score"] == pytest.approx(0.75)
-    for one, name in zip(prediction["result"][:3], result.names, strict=False):
-        assert one["type"] == "polygonlabels" and one["value"]["polygonlabels"] == [name]
-        assert (one["original_width"], one["original_height"]) == (WIDTH, HEIGHT)
-        assert 0 <= np.min(one["value"]["points"]) and np.max(one["value"]["points"]) <= 100
-
-
 def test_csv_has_a_row_per_object(saved):
     result, folder = saved
     with open(folder / "detections.csv", newline="") as file:
@@ -195,11 +175,10 @@ def test_csv_has_a_row_per_object(saved):
 
 def test_names_that_are_no_text_are_escaped_in_tables(tmp_path):
     odd = Input("b", PurePosixPath("b\udcff.jpg"), PurePosixPath("b.jpg"))
-    with ResultFiles(tmp_path, ["csv", "regions"]) as files:
+    with ResultFiles(tmp_path, ["csv"]) as files:
         files.add(files.write(make_result(), odd, 1))
-    for name in ("detections.csv", "regions.csv"):
-        with open(tmp_path / name, newline="", encoding="utf-8") as file:
-            assert [row["file_name"] for row in csv.DictReader(file)] == ["b\\udcff.jpg"] * 4
+    with open(tmp_path / "detections.csv", newline="", encoding="utf-8") as file:
+        assert [row["file_name"] for row in csv.DictReader(file)] == ["b\\udcff.jpg"] * 4
 
 
 @pytest.mark.parametrize("ending", ["png", "tif"])
@@ -215,7 +194,6 @@ def test_names_that_are_no_text_name_files(tmp_path, ending):
     folders = {path.relative_to(tmp_path / "found").parts[0] for path in written}
     assert folders == {odd.target.name, *FOLDERS.values()}
     assert all(path.stat().st_size for path in written)
-    assert "b%FF" in (tmp_path / "found" / "labelstudio.json").read_text()
 
 
 def test_boxes_alone_become_rectangles(tmp_path):
@@ -225,8 +203,6 @@ def test_boxes_alone_become_rectangles(tmp_path):
     assert len(label.split()) == 9
     shapes = json.loads((tmp_path / "labelme/deep/a_2.json").read_text())["shapes"]
     assert {shape["shape_type"] for shape in shapes} == {"rectangle"}
-    (task,) = json.loads((tmp_path / "labelstudio.json").read_text())
-    assert task["predictions"][0]["result"][0]["value"]["width"] == pytest.approx(44.444)
     assert not cv2.imread(str(tmp_path / "masks/deep/a_2.png"), cv2.IMREAD_UNCHANGED).any()
 
 
@@ -235,7 +211,6 @@ def test_lists_are_valid_after_an_error(tmp_path):
         files.add(files.write(make_result(), IMAGE, 1))
         raise KeyboardInterrupt
     assert len(json.loads((tmp_path / "detections.json").read_text())) == 4
-    assert len(json.loads((tmp_path / "labelstudio.json").read_text())) == 1
 
 
 def test_nothing_found_gives_empty_files(tmp_path):
@@ -243,4 +218,3 @@ def test_nothing_found_gives_empty_files(tmp_path):
         files.add(files.write(make_result()[:0], IMAGE, 1))
     assert json.loads((tmp_path / "detections.json").read_text()) == []
     assert (tmp_path / "labels/deep/a_2.txt").read_text() == ""
-    assert not Path(tmp_path / "crops").exists()

@@ -128,16 +128,9 @@ def test_drawings_and_files_are_those_of_the_untiled_image(tiled, untiled, tmp_p
     for name, result in (("tiled", tiled), ("untiled", untiled)):
         for kind, write in saving.WRITERS.items():
             write(result, tmp_path / name / kind, saving.PurePosixPath("a.png"))
-    for kind in ("masks", "crops"):
-        written = sorted((tmp_path / "tiled" / kind).rglob("*.png"))
-        assert len(written) == (1 if kind == "masks" else len(BOXES))
-        for path in written:
-            other = tmp_path / "untiled" / path.relative_to(tmp_path / "tiled")
-            one, other = (cv2.imread(str(p), cv2.IMREAD_UNCHANGED) for p in (path, other))
-            # Boxes that end a millionth of a pixel later have one more.
-            height, width = np.minimum(one.shape[:2], other.shape[:2]).tolist()
-            assert max(one.shape[0] - height, one.shape[1] - width) <= 1
-            assert (one[:height, :width] != other[:height, :width]).mean() < 0.002
+    paths = (tmp_path / name / "masks" / "masks" / "a.png" for name in ("tiled", "untiled"))
+    one, other = (cv2.imread(str(path), cv2.IMREAD_UNCHANGED) for path in paths)
+    assert one.shape == other.shape and (one != other).mean() < 0.002
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
