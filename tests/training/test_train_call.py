@@ -197,7 +197,7 @@ def test_a_plain_transformation_has_no_rate_and_leaves_frozen_layers_alone(tmp_p
     """Float16, so that the loss is scaled around it; the caller's config stays as it was."""
     config = small_config(precision="float16")
     config.model.backbone = tiny_config().model.backbone
-    config.model.backbone.frozen_stages = 2
+    config.model.backbone.frozen_stages, config.model.init_from = 2, "random"
     config.train.epochs = 0.4  # four images: one step
     config.eval.update(max_images=1, loss_images=0, pictures=0)
     logged = []
