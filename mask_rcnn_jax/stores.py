@@ -179,9 +179,10 @@ def may_pass(error: OSError) -> bool:
     return isinstance(error, ConnectionError | TimeoutError) or error.errno in _PASSING
 
 
-def retried(function: Callable[[], T]) -> T:
-    """Call a function, and again after `PAUSES` while it raises an OSError that may pass."""
-    for pause in PAUSES:
+def retried(function: Callable[[], T], *, pauses: bool = True) -> T:
+    """Call a function, and, unless without `pauses`, again after each of `PAUSES` while it raises
+    an OSError that may pass."""
+    for pause in PAUSES if pauses else ():
         try:
             return function()
         except OSError as error:

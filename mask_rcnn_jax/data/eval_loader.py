@@ -13,7 +13,7 @@ from mask_rcnn_jax.data.dataset import Dataset
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.overview import image_size
 from mask_rcnn_jax.data.resize import ResizePlan, resize_plan
-from mask_rcnn_jax.data.transforms import empty_batch, load_row
+from mask_rcnn_jax.data.transforms import empty_batch, load_row, shared_bytes
 from mask_rcnn_jax.structures import Batch
 
 IMAGES_PER_WORKER = 100  # of an evaluation; fewer are read in threads before a worker has started
@@ -65,7 +65,9 @@ class EvalLoader:
         # An iteration that ends removes its shared memory, and no other's.
         prefix = workers.shared_prefix(self._num_workers)
         batches = grain.MapDataset.source(self._batches(prefix))
-        reader = workers.Reader(batches, self._num_workers, prefix)
+        canvases = {canvas: len(rows) for canvas, rows in self._plan}
+        size = max((shared_bytes(n, [c], self._options) for c, n in canvases.items()), default=0)
+        reader = workers.Reader(batches, self._num_workers, prefix, size)
         try:
             for _ in range(len(self)):
                 yield expand(next(reader))

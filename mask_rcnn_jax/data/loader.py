@@ -31,7 +31,7 @@ from mask_rcnn_jax.data.overview import (
     window_counts,
 )
 from mask_rcnn_jax.data.repeat import NO_REPEATS, RepeatedPlaces, Repeats
-from mask_rcnn_jax.data.transforms import empty_batch, load_row, read_example
+from mask_rcnn_jax.data.transforms import empty_batch, load_row, read_example, shared_bytes
 from mask_rcnn_jax.data.window_examples import around_objects, read_window
 from mask_rcnn_jax.structures import Batch
 
@@ -129,7 +129,10 @@ class TrainLoader:
             sizes.append(round(float(factors[bucket].sum())))
         self.canvases = dict(zip(buckets, (size / sum(sizes) for size in sizes), strict=True))
         mixed = grain.MapDataset.mix(batches, weights=sizes)
-        self._reader = workers.Reader(mixed[order.start_step :], num_workers, prefix)
+        rows, most = order.batch_size, np.minimum(counts, options.max_instances)
+        objects = float(rows * most.mean() + 3 * rows**0.5 * most.std())  # of nearly all batches
+        size = shared_bytes(rows, buckets, options, objects)
+        self._reader = workers.Reader(mixed[order.start_step :], num_workers, prefix, size)
 
     def __iter__(self) -> "TrainLoader":
         return self

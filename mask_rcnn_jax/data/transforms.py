@@ -1,6 +1,8 @@
 """From an image record to one row of a `Batch`: decode, resize, pad, targets."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -219,6 +221,17 @@ def empty_batch(
     )
     batch.targets.polygons[..., 2] = -1
     return batch
+
+
+def shared_bytes(
+    rows: int, canvases: Iterable[tuple[int, int]], options: ExampleOptions, objects: float = 0.0
+) -> int:
+    """Bytes that a compact batch on the largest canvas, with so many objects, takes of the blocks
+    that are used again: those of masks twice, since a block is for numbers of up to double."""
+    largest = max(canvases, key=math.prod)
+    batch = empty_batch(1, largest, replace(options, max_instances=1))
+    of_objects = sum(getattr(batch.targets, name).nbytes for name in ("masks", "polygons"))
+    return round(rows * batch.images.nbytes + 2 * objects * of_objects)
 
 
 def _no_keypoints(shape: tuple[int, ...], options: ExampleOptions) -> np.ndarray | None:

@@ -11,7 +11,9 @@ import functools
 import itertools
 import multiprocessing
 import os
+import re
 import secrets
+import shutil
 import signal
 import sys
 import threading
@@ -26,7 +28,7 @@ from typing import Any
 import grain
 import jax
 import numpy as np
-from absl import flags
+from absl import flags, logging
 
 from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax.data import blocks
@@ -41,11 +43,22 @@ _LOCK = ".lock"
 # shared memory, with the one being made and the one read last. They are made one at a time: one
 # made ahead of the queue would be lost, with its shared memory, when the worker stops.
 _BATCHES_AHEAD = 4
+_ENDED = re.compile("exit code (-?[0-9]+)")  # in what grain says of a worker
+_STARTED_AGAIN = 78  # exit code of a worker that began to run the main script
 _numbers = itertools.count()
+
+
+def check_main() -> None:
+    """End a worker that runs the main script again, as it does without a main guard: `Reader` says
+    so once, where it started the worker."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as Python asks itself
+        os._exit(_STARTED_AGAIN)
 
 
 def shared_prefix(num_workers: int) -> str:
     """Begin the names that one loader's workers give to shared memory; "" for threads."""
+    if num_workers:
+        check_main()
     return f"{_owner(os.getpid())}-{next(_numbers):x}-" if num_workers else ""
 
 
@@ -58,11 +71,12 @@ def zeros(prefix: str) -> Zeros:
 class Reader:
     """The elements of a dataset in their order."""
 
-    def __init__(self, batches: grain.MapDataset, num_workers: int, prefix: str):
+    def __init__(self, batches: grain.MapDataset, num_workers: int, prefix: str, size: int = 0):
         """
         num_workers: worker processes, which begin with the first element and make every n-th; 0
             reads in threads of this process.
         prefix: a `shared_prefix`.
+        size: bytes of the arrays of an element, at most, that lie in shared memory.
         """
         self._prefix, self._count = prefix, 0
         cv2.setNumThreads(1)  # batches are made in parallel already
@@ -72,11 +86,15 @@ class Reader:
             return
         if not flags.FLAGS.is_parsed():  # grain reads a flag when it starts workers
             flags.FLAGS.mark_as_parsed()
+        ahead = _batches_ahead(num_workers, size)
         # Not grain's own turns of several workers, which it ends one after the other.
-        self._parts = [_one_worker(batches[index::num_workers]) for index in range(num_workers)]
+        parts = (batches[index::num_workers] for index in range(num_workers))
+        self._parts = [_one_worker(part, ahead) for part in parts]
 
     def __next__(self) -> Any:
-        """The next element; ValueError if its dataset cannot be sent to worker processes."""
+        """The next element; ValueError if its dataset cannot be sent to worker processes or
+        the main script has no main guard, OSError if shared memory is full, RuntimeError if a
+        worker was killed."""
         if self._count == 0 and self._prefix:
             self._start()
         part = self._parts[self._count % len(self._parts)]
@@ -84,6 +102,8 @@ class Reader:
         try:
             element = next(part)
         except Exception as error:  # pickling runs the code of whatever the dataset holds
+            if isinstance(error, RuntimeError) and (ended := _ENDED.search(str(error))):
+                _raise_ended(int(ended[1]), error)
             if not any("cannot be pickled" in note for note in getattr(error, "__notes__", ())):
                 raise
             where = f"for the worker processes of data.num_workers ({error})"
@@ -133,14 +153,54 @@ class Reader:
             _remove_own(owner)
 
 
-def _one_worker(batches: grain.MapDataset) -> grain.DatasetIterator:
+def _batches_ahead(num_workers: int, size: int) -> int:
+    """How many batches of `size` bytes there is room for in the queue of each worker."""
+    free = shutil.disk_usage(SHARED).free if SHARED.is_dir() else sys.maxsize
+    fit = free // max(1, num_workers * size) // 2 - 2  # up to 2 n + 4 are there, see above
+    if fit >= _BATCHES_AHEAD:
+        return _BATCHES_AHEAD
+    needed = num_workers * size * (2 * _BATCHES_AHEAD + 4)
+    logging.log_first_n(
+        logging.WARNING,
+        "%d worker processes may take %s of %s, which has %s free; they go fewer batches ahead, %d "
+        "instead of %d (%s)",
+        1,
+        *(num_workers, _megabytes(needed), SHARED, _megabytes(free)),
+        *(max(1, fit), _BATCHES_AHEAD, _MORE_ROOM),
+    )
+    return max(1, fit)
+
+
+_MORE_ROOM = "docker run --shm-size=.. gives more, fewer data.num_workers take less"
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.0f} MB"
+
+
+def _raise_ended(code: int, error: Exception) -> None:
+    """Raise what is behind the known ways in which a worker ends, in words."""
+    if code == _STARTED_AGAIN:
+        script = getattr(sys.modules["__main__"], "__file__", "the script")
+        what = f'{script} lacks `if __name__ == "__main__":` before what it does'
+        raise ValueError(f"{what}, so that worker processes would do it again") from error
+    if code == -signal.SIGBUS:
+        free = _megabytes(shutil.disk_usage(SHARED).free)
+        what = f"{SHARED}, the shared memory, is full ({free} free)"
+        raise OSError(f"a worker process was ended since {what}; {_MORE_ROOM}") from error
+    if code == -signal.SIGKILL:
+        what = "as the system does when memory runs out; fewer data.num_workers take less"
+        raise RuntimeError(f"a worker process was killed, {what}") from error
+
+
+def _one_worker(batches: grain.MapDataset, ahead: int) -> grain.DatasetIterator:
     """Read in one worker process, and in a thread that starts it and takes one element early."""
     dataset = grain.experimental.WithOptionsIterDataset(
         batches.to_iter_dataset(grain.ReadOptions(0, 0)),
         # Small arrays are sent as they are; shared memory would take a file for each.
         grain.experimental.DatasetOptions(min_shm_size=sys.maxsize),
     )
-    options = grain.MultiprocessingOptions(1, per_worker_buffer_size=_BATCHES_AHEAD)
+    options = grain.MultiprocessingOptions(1, per_worker_buffer_size=ahead)
     worker = dataset.mp_prefetch(options, worker_init_fn=_begin_worker)
     return iter(grain.experimental.ThreadPrefetchIterDataset(worker, prefetch_buffer_size=1))
 

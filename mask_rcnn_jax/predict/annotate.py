@@ -35,6 +35,8 @@ FRAMES_AHEAD = 4
 # Videos that are read at a time, whatever the number of devices: each holds a decoder and an
 # encoder with some tens of frames of their own, and a few feed a device as well as many.
 MAX_OPEN_VIDEOS = 8
+# Images that cannot be had in a row, from which on, until there is one, each is tried once.
+MOST_AWAY = 20
 T = TypeVar("T")
 
 
@@ -92,7 +94,7 @@ def detect_images(
 
     Raises OSError where not the image but the machine is at fault, such as a full disk.
     """
-    unused = unused or Unused()
+    unused, away = unused or Unused(), 0  # images in a row
 
     def prepared(one: Input) -> Prepared:
         source = one.source
@@ -107,9 +109,12 @@ def detect_images(
         return predictor.prepare(image)
 
     def read(item: tuple[int, Input]) -> tuple[tuple[int, Input], Prepared | ValueError]:
-        source = item[1].source
+        nonlocal away
+        source, pauses = item[1].source, away < MOST_AWAY
         try:
-            return item, stores.retried(partial(prepared, item[1]))
+            found = stores.retried(partial(prepared, item[1]), pauses=pauses)
+            away = 0
+            return item, found
         except UnfitImage as error:
             return item, UnfitImage(f"{source}: {error}")
         except ValueError as error:  # also UndecodableImage; Python's own name no file
@@ -120,6 +125,7 @@ def detect_images(
                 raise
             reason = error.strerror or str(error)
             is_away = stores.may_pass(error) or isinstance(error, PermissionError)
+            away = away + 1 if is_away else 0
             kind = Unavailable if is_away else UndecodableImage
             return item, kind(reason if source in reason else f"{source}: {reason}")
 

@@ -103,6 +103,7 @@ def train(
         FloatingPointError: a loss is not finite.
         SystemExit: SIGTERM stopped the run early; its code is 75 (`os.EX_TEMPFAIL`).
     """
+    workers.check_main()
     check_written(workdir, "workdir", is_folder=True, in_store=True)
     started, mirror, mesh = time.monotonic(), Mirror(workdir), make_mesh()
     workdir = mirror.folder

@@ -392,7 +392,7 @@ def test_few_images_are_read_in_threads(dataset, each, started, monkeypatch):
     monkeypatch.setattr("mask_rcnn_jax.data.eval_loader.IMAGES_PER_WORKER", each)
     asked = []
 
-    def reader(source, num_workers, prefix):
+    def reader(source, num_workers, prefix, size):
         asked.append(num_workers)
         return in_threads(source, 0, "")
 

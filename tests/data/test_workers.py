@@ -3,6 +3,7 @@
 import fcntl
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from absl import logging
 
 from mask_rcnn_jax.data import workers
 from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
@@ -154,3 +156,102 @@ def test_the_next_start_removes_files_of_a_group_that_was_killed():
         assert len(files_of(dead)) > 1
     with reading(8):
         assert files_of(dead) == []
+
+
+@pytest.mark.parametrize(
+    "free, ahead", [(1200, 4), (1199, 3), (1000, 3), (800, 2), (600, 1), (599, 1), (0, 1)]
+)
+def test_workers_go_fewer_batches_ahead_where_shared_memory_is_small(
+    free, ahead, monkeypatch, caplog
+):
+    """Of n ahead, 2 n + 4 batches of each of two workers are there, of 50 bytes each."""
+    found = shutil.disk_usage(SHARED)._replace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: found)
+    monkeypatch.setattr(
+        logging, "log_first_n", lambda level, text, n, *a: logging.log(level, text, *a)
+    )
+    assert workers._batches_ahead(2, 50) == ahead
+    assert ("/dev/shm" in caplog.text and "--shm-size" in caplog.text) is (ahead < 4)
+
+
+def test_shared_memory_is_no_more_than_was_planned(monkeypatch):
+    """For the batches that are there when no one takes any, of images with many objects."""
+    planned, before = [], workers._batches_ahead
+
+    def noted(number, size):
+        planned.append(number * size * 12)
+        return before(number, size)
+
+    monkeypatch.setattr(workers, "_batches_ahead", noted)
+    options = ExampleOptions((64, 64), resize="shortest_edge", max_instances=9, mask_size=112)
+    loader = TrainLoader(
+        ShapeSet("train", 20), options, TrainOrder(seed=1, batch_size=8), num_workers=2
+    )
+    try:
+        kept = [next(loader) for _ in range(2)]
+        prefix = loader._reader._prefix
+        sizes = []
+        while len(sizes) < 5 or sizes[-1] != sizes[-5]:
+            time.sleep(0.2)
+            paths = SHARED.glob(f"{prefix}*")
+            sizes.append(sum(path.stat().st_blocks * 512 for path in paths))
+        assert kept and planned[0] / 8 < sizes[-1] < planned[0]
+    finally:
+        loader.close()
+
+
+@pytest.mark.parametrize(
+    "number, kind, words",
+    [
+        (signal.SIGKILL, RuntimeError, "a worker process was killed, as the system does when mem"),
+        (signal.SIGBUS, OSError, "/dev/shm, the shared memory, is full .*--shm-size"),
+    ],
+)
+def test_what_ended_a_worker_is_said(number, kind, words):
+    options = ExampleOptions((64, 64), resize="shortest_edge", max_instances=9, mask_size=8)
+    order = TrainOrder(seed=1, batch_size=2)
+    loader = TrainLoader(ShapeSet("train", 20), options, order, num_workers=1)
+    try:
+        next(loader)
+        (_, process), *_ = workers._workers_of(loader._reader._parts)
+        os.kill(process.pid, number)
+        with pytest.raises(kind, match=words):
+            for _ in range(100):
+                next(loader)
+    finally:
+        loader.close()
+
+
+UNGUARDED = """
+from mask_rcnn_jax.data.loader import TrainLoader, TrainOrder
+from mask_rcnn_jax.data.options import ExampleOptions
+from tests.memory_set import ShapeSet
+
+options = ExampleOptions((64, 64), resize="shortest_edge", max_instances=9, mask_size=8)
+order = TrainOrder(seed=1, batch_size=2)
+next(TrainLoader(ShapeSet("train", 20), options, order, num_workers=1))
+"""
+UNGUARDED_RUN = """
+import mask_rcnn_jax as mrcnn
+from tests.faults import stubbed_train
+from tests.memory_set import ShapeSet
+
+stubbed_train.stub()
+recipe = mrcnn.load_config("tests/faults/recipe.py", {"data.num_workers": 1, "data.val_json": ""})
+mrcnn.train(recipe, WORKDIR, train_set=ShapeSet("train", 20))
+"""
+
+
+@pytest.mark.parametrize("text", [UNGUARDED, UNGUARDED_RUN])
+def test_a_script_without_a_main_guard_is_told_so_once(text, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(text.replace("WORKDIR", repr(str(tmp_path / "run"))))
+    root = Path(__file__).parents[2]
+    given = {"PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, script], cwd=root, env=os.environ | given, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    line = f'ValueError: {script} lacks `if __name__ == "__main__":` before what it does'
+    assert done.stderr.splitlines()[-1].startswith(line) and done.stderr.count(line) == 1
+    assert "in use by another run" not in done.stderr

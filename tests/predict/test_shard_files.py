@@ -241,6 +241,18 @@ def test_what_failed_is_told_apart_and_done_again(server, at_once, tmp_path, cap
     assert [line["image_id"] for line in lines_of(tmp_path)] == [1, 2, 3, 4]
 
 
+def test_a_server_that_is_away_is_not_waited_for_image_by_image(server, at_once, tmp_path):
+    address, answers, asked = server
+    names = [f"{k:03}" for k in range(200)]
+    answers |= {f"/{name}.png": [503] * 9 for name in names[20:180]}
+    record = write(web_images(address, names), tmp_path)
+    assert (record["done"], record["failed"]) == (40, 160)
+    tries = [asked[f"/{name}.png"] for name in names]
+    assert set(tries[20:38]) == {3} and set(tries[60:180]) == {1}
+    answers |= {"/199.png": [503] * 2}  # there was one: it is waited for again
+    assert write(web_images(address, names[198:]), tmp_path / "anew")["failed"] == 0
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
 def test_a_disk_that_fails_is_tried_again(number, at_once, tmp_path, monkeypatch):
     images, read = images_in(tmp_path), annotate.read_image
