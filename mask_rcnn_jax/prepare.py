@@ -58,7 +58,7 @@ from mask_rcnn_jax.cli.prepare_annotations import (
     split_set,
 )
 from mask_rcnn_jax.cli.recipes import weights_lines
-from mask_rcnn_jax.config import load_own
+from mask_rcnn_jax.config import load_config, load_own, recipe_names
 from mask_rcnn_jax.formats import coco2017
 from mask_rcnn_jax.formats.cells import write_cells
 from mask_rcnn_jax.formats.convert import READERS
@@ -240,18 +240,83 @@ def config_in(checkpoint: str) -> str:
 
 
 def stats() -> None:
-    """Write a page about the set in --json and --images, and print suggestions for --config."""
+    """Write a page about the set in --json and --images, or a recipe for it, by the ending of
+    --output, and print suggestions for --config."""
     from mask_rcnn_jax.report.set_page import write_set_page
 
-    json_path, image_dir, output = only("json"), only("images"), FLAGS.output or "stats.html"
-    if not (json_path and image_dir and output.lower().endswith(".html")):
-        raise ValueError("prepare stats needs --json and --images; --output is an .html to write")
+    jsons, folders, output = FLAGS.json or [], FLAGS.images or [], FLAGS.output or "stats.html"
+    is_recipe = output.endswith(".py")
+    if not (0 < len(jsons) == len(folders) <= 1 + is_recipe):
+        raise ValueError("prepare stats needs --json and --images; a .py, of both sets or of one")
+    if not (is_recipe or output.lower().endswith(".html")):
+        raise ValueError(f"--output is {output}, expected an .html or a .py to write")
     measure_input()
+    if is_recipe:
+        return suggest_recipe(jsons, folders, output)
     recipe = cli.given_recipe() or load_own(STATS_RECIPE)
-    advice = write_set_page(output, json_path, image_dir, recipe, boxes_only=FLAGS.boxes_only)
+    advice = write_set_page(output, jsons[0], folders[0], recipe, boxes_only=FLAGS.boxes_only)
     for line in advice.lines:
         print(line)
     print(f"{output}: statistics, examples and these suggestions")
+
+
+def suggest_recipe(jsons: list[str], folders: list[str], output: str) -> None:
+    """Write a recipe for a set to train on, and perhaps one to evaluate."""
+    from mask_rcnn_jax.disk import whole_file
+    from mask_rcnn_jax.report.set_page import read_set
+    from mask_rcnn_jax.report.suggested_recipe import recipe_text, start_for
+
+    if FLAGS.config is not None and cli.given_name().partition(":")[0] not in recipe_names():
+        raise ValueError(f"--config is {cli.given_name()}, expected the name of a recipe")
+    base, given = cli.given_name(), cli.given_recipe()
+
+    def choose(counts: Any) -> Any:
+        nonlocal base
+        base = base if given else start_for(counts)
+        return given or load_own(base)
+
+    studied = read_set(jsons[0], folders[0], choose, boxes_only=FLAGS.boxes_only)
+    suggestions = studied.advice.suggestions
+    entries = {one.entry: one.value for one in suggestions if one.is_change}
+    recipe = load_config(base, entries).with_classes(len(studied.dataset.class_names))
+    suggestions = [*suggestions, *fitting_memory(recipe)]
+    places = {"train_json": jsons[0], "train_images": folders[0], "val_json": "", "val_images": ""}
+    places |= dict(zip(("val_json", "val_images"), (*jsons[1:], *folders[1:]), strict=False))
+    with whole_file(output) as draft:
+        draft.write_text(recipe_text(Path(output).name, base, places, suggestions))
+        load_config(draft)  # or it is not written
+    for one in suggestions:
+        if one.is_change:
+            print(f"{one.entry}: {one.value}. {one.reason}")
+    print(f"{output}: {base} with these entries, for `train --config {output}`")
+
+
+def fitting_memory(recipe: Any) -> list[Any]:
+    """Suggest what lets a training step fit into the memory that is free here."""
+    import jax
+
+    from mask_rcnn_jax.benchmarking.inputs import abstract_step
+    from mask_rcnn_jax.memory import available_bytes
+    from mask_rcnn_jax.report.suggestion import Suggestion
+    from mask_rcnn_jax.report.suggestions import side_suggestions
+    from mask_rcnn_jax.training.planned_memory import step_bytes, what_fits
+
+    data, rows, (device, *_) = recipe.data, recipe.train.batch_size, jax.local_devices()
+    fixed, peak = step_bytes(*abstract_step(recipe, jax.sharding.Mesh([device], ("data",)), rows))
+    free = available_bytes(device)
+    if free is None or peak <= free:
+        return []
+    reason = f"A step of {rows} takes about {peak / 1e9:.1f} GB, {free / 1e9:.1f} are free here."
+    found = what_fits(data.image_size, rows, fixed, peak, free)
+    if "fixed_size_crop" in data.augment:
+        found.pop("data.image_size", None)  # which is not that of a step
+    now = {"data.image_size": data.image_size, "train.images_per_device": 0}
+    fitting = [Suggestion(name, now[name], value, reason) for name, value in found.items()]
+    if size := found.get("data.image_size"):
+        scale = min(size) / min(data.image_size)
+        sides = tuple(max(int(side * scale), 1) for side in data.short_sides)
+        fitting += side_suggestions(data.short_sides, sides)
+    return fitting
 
 
 def measure_input() -> None:

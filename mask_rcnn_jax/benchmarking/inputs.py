@@ -77,6 +77,15 @@ def recipe_step(
     return make_train_step(model, tx, schedule, mesh, options, distillation), tx
 
 
+def abstract_step(recipe: Recipe, mesh: Mesh, batch_size: int) -> tuple[Any, TrainState, Batch]:
+    """Return the training step and its abstract state and batch, as `step_bytes` takes them."""
+    model = recipe_model(recipe)
+    variables = abstract_variables(model)
+    step, tx = recipe_step(recipe, model, variables["params"], mesh, batch_size)
+    state = jax.eval_shape(lambda variables: TrainState.start(variables, tx), variables)
+    return step, state, abstract_batch(recipe, batch_size, training=True)
+
+
 def lower_step(
     recipe: Recipe,
     step_mesh: Mesh | AbstractMesh,

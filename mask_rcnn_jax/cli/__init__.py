@@ -15,6 +15,7 @@ from mask_rcnn_jax import consent, opencv
 from mask_rcnn_jax.cli.config_flag import LIST, list_config, parse_flags, unexpected
 from mask_rcnn_jax.cli.config_flag import default_workdir as default_workdir
 from mask_rcnn_jax.cli.config_flag import define_config as define_config
+from mask_rcnn_jax.cli.config_flag import given_name as given_name
 from mask_rcnn_jax.cli.config_flag import given_recipe as given_recipe
 from mask_rcnn_jax.cli.help import format_help
 from mask_rcnn_jax.cli.platform import PLATFORMS, check_platform, choose_platform

@@ -248,6 +248,11 @@ def given_recipe() -> "Recipe | None":
     return None if FLAGS.config is None else as_recipe(FLAGS.config, imports=not is_exported)
 
 
+def given_name() -> str:
+    """Return the value of `--config`, "" without it."""
+    return _given_name
+
+
 def default_workdir() -> Path:
     """Return runs/NAME for the recipe that --config names; ValueError if it names a run."""
     recipe, colon, variant = Path(_given_name).name.partition(":")

@@ -1,10 +1,11 @@
 """Self-contained HTML page about a dataset: sizes, counts, classes, examples, suggestions."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from absl import logging
@@ -13,7 +14,7 @@ from mask_rcnn_jax.data.coco import CocoDataset, load_coco
 from mask_rcnn_jax.data.unused import unused_of
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.report.page import note, write_page
-from mask_rcnn_jax.report.set_bands import find_bands
+from mask_rcnn_jax.report.set_bands import SetBands, find_bands
 from mask_rcnn_jax.report.set_charts import count_chart, ratio_chart, side_chart, size_map
 from mask_rcnn_jax.report.set_examples import Example, examples
 from mask_rcnn_jax.report.set_objects import (
@@ -43,34 +44,10 @@ def write_set_page(
 ) -> Advice:
     """Write a page about a COCO json and return the suggestions for a recipe that stand on it.
 
-    Only example images are read. Annotations that cannot be trained on are left out and counted.
-
-    Args:
-        path: the HTML file; its folder is created.
-        json_path: the COCO json.
-        image_dir: folder of its images.
-        recipe: for which suggestions are made.
-        boxes_only: objects need no mask, as for `load_coco`.
-
-    Raises ValueError or OSError for a json that cannot be used.
+    path: the HTML file; its folder is created. Others as for `read_set`.
     """
-    dataset = load_coco(
-        json_path,
-        image_dir,
-        bad_annotations="skip",
-        require_annotations=False,
-        boxes_only=boxes_only,
-        bands=recipe.data.bands,
-        upright=recipe.data.apply_exif == "always",
-    )
-    for line in unused_of(dataset):
-        logging.warning("%s: %s", json_path, line)
-    objects, bands = collect(dataset.images), find_bands(dataset, recipe)
-    advice = advise(objects, recipe)
-    if bands is not None:
-        suggestions = [*bands.suggestions(recipe), *advice.suggestions]
-        advice = advice._replace(suggestions=suggestions)
-        dataset = replace(dataset, bands=bands.bands)
+    given = json_path, image_dir, lambda counts: recipe
+    dataset, objects, bands, advice = read_set(*given, boxes_only=boxes_only)
     facts = {"Annotations": str(json_path)}
     height, width = np.median(objects.sizes, axis=0)
     facts["Usual size (height × width)"] = f"{height:.0f} × {width:.0f}"
@@ -86,6 +63,57 @@ def write_set_page(
     title = f"Dataset {Path(json_path).name}"
     write_page(path, title, facts, _tiles(objects, len(dataset.class_names)), sections, FOOTER)
     return advice
+
+
+class StudiedSet(NamedTuple):
+    """A set, what was counted in it, and what that suggests."""
+
+    dataset: CocoDataset
+    objects: SetObjects
+    bands: SetBands | None
+    advice: Advice
+
+
+def read_set(
+    json_path: str | os.PathLike,
+    image_dir: str | os.PathLike,
+    choose: Callable[[np.ndarray], Recipe],
+    *,
+    boxes_only: bool = False,
+) -> StudiedSet:
+    """Read a COCO json and make suggestions.
+
+    Only example images are read. Annotations that cannot be trained on are left out and counted.
+
+    Args:
+        json_path: the COCO json.
+        image_dir: folder of its images.
+        choose: returns the recipe for which suggestions are made, by the numbers of objects in the
+            images; first of none, to read them.
+        boxes_only: objects need no mask, as for `load_coco`.
+
+    Raises ValueError or OSError for a json that cannot be used.
+    """
+    recipe = choose(np.zeros(1, int))
+    dataset = load_coco(
+        json_path,
+        image_dir,
+        bad_annotations="skip",
+        require_annotations=False,
+        boxes_only=boxes_only,
+        bands=recipe.data.bands,
+        upright=recipe.data.apply_exif == "always",
+    )
+    for line in unused_of(dataset):
+        logging.warning("%s: %s", json_path, line)
+    objects = collect(dataset.images)
+    recipe = choose(objects.counts)
+    bands, advice = find_bands(dataset, recipe), advise(objects, recipe)
+    if bands is not None:
+        suggestions = [*bands.suggestions(recipe), *advice.suggestions]
+        advice = advice._replace(suggestions=suggestions)
+        dataset = replace(dataset, bands=bands.bands)
+    return StudiedSet(dataset, objects, bands, advice)
 
 
 def _tiles(objects: SetObjects, num_classes: int) -> str:

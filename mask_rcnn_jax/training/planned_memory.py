@@ -1,6 +1,7 @@
 """About how much memory a training step takes, known before it is compiled."""
 
 import math
+import shlex
 from typing import Any
 
 import jax
@@ -36,14 +37,16 @@ def log_memory(
     train = recipe.train
     given = recipe.optim.accumulate_steps, train.images_per_device, train.batch_size
     at_once = train.batch_size // mesh.size // count_microbatches(*given, mesh.size)
-    advice = what_fits(recipe.data.image_size, at_once, fixed, peak, free)
+    advice = as_flags(what_fits(recipe.data.image_size, at_once, fixed, peak, free))
     if "images_per_device" in advice and recipe.optim.accumulate_steps > 1:
         advice += "; it sets optim.accumulate_steps, which must be 1 then"
     logging.warning("%s, but %.1f GB are free for it: %s", text, free / 1e9, advice)
 
 
-def what_fits(size: tuple[int, int], at_once: int, fixed: int, peak: int, free: int) -> str:
-    """Name entries with which a step fits into `free` bytes.
+def what_fits(
+    size: tuple[int, int], at_once: int, fixed: int, peak: int, free: int
+) -> dict[str, Any]:
+    """Entries with which a step fits into `free` bytes; none if only a smaller model does.
 
     Args:
         size: data.image_size.
@@ -56,13 +59,20 @@ def what_fits(size: tuple[int, int], at_once: int, fixed: int, peak: int, free: 
     while fewer > 0 and at_once % fewer:
         fewer -= 1
     if fewer > 0:
-        return f"--config.train.images_per_device={fewer} takes so many images at once"
+        return {"train.images_per_device": fewer}
     scale = math.sqrt(max(free - fixed, 0) / each)
     height, width = (int(side * scale) // 64 * 64 for side in size)
     if min(height, width) < 64:
+        return {}
+    return {"data.image_size": (height, width), "train.images_per_device": 1}
+
+
+def as_flags(entries: dict[str, Any]) -> str:
+    """What `what_fits` found, as advice."""
+    if not entries:
         return "take a machine with more memory, or a smaller model"
-    flags = f"--config.data.image_size='({height}, {width})'"
-    return f"{flags} --config.train.images_per_device=1 would fit"
+    flags = [f"--config.{name}={shlex.quote(str(value))}" for name, value in entries.items()]
+    return f"{' '.join(flags)} would fit"
 
 
 def step_bytes(step: Any, *arguments: Any) -> tuple[int, int]:

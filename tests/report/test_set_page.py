@@ -3,11 +3,14 @@
 import base64
 import json
 import re
+from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
+from mask_rcnn_jax import memory
+from mask_rcnn_jax.config import RECIPES as CONFIGS
 from mask_rcnn_jax.config import load_config
 from mask_rcnn_jax.data.coco import load_coco
 from mask_rcnn_jax.report import set_examples
@@ -187,12 +190,38 @@ class TestCommand:
 
     @pytest.mark.parametrize("given, words", [
         (["--images=."], "prepare stats needs --json and --images"),
-        (["--json=a.json", "--images=.", "--output=a.png"], "an .html to write"),
+        (["--json=a.json", "--images=.", "--output=a.png"], "expected an .html or a .py to write"),
+        (["--json=a.json", "--json=b.json", "--images=."], "prepare stats needs --json and --ima"),
+        (
+            ["--json=a.json", "--images=.", "--output=a.py", f"--config={CONFIGS}/coco.py"],
+            "/coco.py, expected the name of a recipe",
+        ),
         (["--json=gone.json", "--images=.", "--output=a.html"], "no annotation file 'gone.json'"),
     ])  # fmt: skip
     def test_what_is_missing_is_said(self, given, words, capsys):
         code = run_inside("prepare", "stats", *given)
         assert words in error_line(code, capsys.readouterr().err)
+
+    @pytest.mark.parametrize("side, count, start", [(30, 3, "finetune"), (4, 150, "dense")])
+    def test_writes_a_recipe_with_reasons(self, side, count, start, tmp_path, monkeypatch, capsys):
+        (tmp_path / "mine").mkdir()
+        monkeypatch.chdir(tmp_path / "mine")
+        places = [(7 * (n % 20), 7 * (n // 20)) for n in range(count)]
+        objects = [rectangle(x, y, side, side, image_id=i + 1) for i in range(4) for x, y in places]
+        json_path, image_dir = write_coco(tmp_path, [(60, 150)] * 4, objects)
+        given = ["stats", "--json", json_path, "--images", image_dir, "--output", "my_recipe.py"]
+        monkeypatch.setattr(memory, "available_bytes", lambda device: 2 * 10**9)
+        assert run_inside("prepare", *given) == 0
+        text, said = Path("my_recipe.py").read_text(), capsys.readouterr().out
+        assert f"config = {start}.get_config()" in text
+        config, plain = load_config("my_recipe.py"), load_config(start)
+        assert config.data.train_json == str(json_path) and config.data.val_json == ""
+        assert "# Nothing is evaluated; `prepare split --val 0.2`" in text
+        assert config.train.images_per_device == 1 and "GB, 2.0 are free here" in said
+        assert config.data.image_size != plain.data.image_size
+        assert config.data.max_instances == (20 if start == "finetune" else 180)
+        for line in text.splitlines():
+            assert len(line) < 100 or "config." in line
 
     def test_an_absent_image_is_one_line(self, tmp_path, capsys):
         json_path, image_dir = write_coco(tmp_path, SIZES, OBJECTS)

@@ -12,8 +12,7 @@ from mask_rcnn_jax import memory
 from mask_rcnn_jax.benchmarking import inputs
 from mask_rcnn_jax.config import as_recipe, load_config
 from mask_rcnn_jax.training import planned_memory
-from mask_rcnn_jax.training.planned_memory import log_memory, step_bytes, what_fits
-from mask_rcnn_jax.training.step import TrainState
+from mask_rcnn_jax.training.planned_memory import as_flags, log_memory, step_bytes, what_fits
 from tests.helpers import tiny_config
 
 UNIT = 1000 * 4  # bytes of an array
@@ -52,8 +51,8 @@ def test_arrays_count_from_where_they_are_made_to_their_last_use(function, units
 @pytest.mark.parametrize(
     "free, expected",
     [
-        (6, "--config.train.images_per_device=2 takes"),
-        (3.5, "--config.train.images_per_device=1 takes"),
+        (6, "--config.train.images_per_device=2 would fit"),
+        (3.5, "--config.train.images_per_device=1 would fit"),
         (
             2.4,
             "--config.data.image_size='(640, 1088)' --config.train.images_per_device=1 would fit",
@@ -63,7 +62,7 @@ def test_arrays_count_from_where_they_are_made_to_their_last_use(function, units
 )
 def test_what_fits_is_named_as_flags(free, expected):
     fixed, peak, free = (int(gb * 1e9) for gb in (1, 9, free))
-    assert what_fits((800, 1333), 4, fixed, peak, free).startswith(expected)
+    assert as_flags(what_fits((800, 1333), 4, fixed, peak, free)) == expected
 
 
 def one_cpu():
@@ -71,22 +70,12 @@ def one_cpu():
     return jax.make_mesh((1,), ("data",), axis_types=types, devices=jax.devices()[:1])
 
 
-def step_of(recipe, rows):
-    """A recipe's step and its arguments for one CPU."""
-    mesh = one_cpu()
-    model = inputs.recipe_model(recipe)
-    variables = inputs.abstract_variables(model)
-    step, tx = inputs.recipe_step(recipe, model, variables["params"], mesh, rows)
-    state = jax.eval_shape(lambda variables: TrainState.start(variables, tx), variables)
-    return step, state, inputs.abstract_batch(recipe, rows, training=True)
-
-
 @pytest.mark.slow
 def test_a_step_that_does_not_fit_is_a_warning_with_advice(monkeypatch, caplog):
     caplog.set_level("INFO")
     """The state is in memory, and not to be found room for a second time."""
     recipe = as_recipe(tiny_config())
-    step, *arguments = step_of(recipe, 4)
+    step, *arguments = inputs.abstract_step(recipe, one_cpu(), 4)
     fixed, peak = step_bytes(step, *arguments)
     split = replace(recipe, optim=replace(recipe.optim, accumulate_steps=2))
     for given, free, words in (
@@ -107,7 +96,7 @@ def test_a_step_that_does_not_fit_is_a_warning_with_advice(monkeypatch, caplog):
 @pytest.mark.parametrize("size, rows", [((256, 384), 4), ((192, 256), 2)])
 def test_xla_plans_about_as_much(size, rows):
     recipe = as_recipe(load_config("quickstart", {"data.image_size": size}))
-    step, *arguments = step_of(recipe, rows)
+    step, *arguments = inputs.abstract_step(recipe, one_cpu(), rows)
     _, peak = step_bytes(step, *arguments)
     plan = step.lower(*arguments).compile().memory_analysis()
     assert peak == pytest.approx(plan.temp_size_in_bytes + plan.argument_size_in_bytes, rel=0.35)
