@@ -10,7 +10,7 @@
     python -m mask_rcnn_jax.prepare labelme --input DIR --output FILE
     python -m mask_rcnn_jax.prepare via --input FILE --images DIR --output FILE
     python -m mask_rcnn_jax.prepare merge --json FILE --json FILE --output FILE
-    python -m mask_rcnn_jax.prepare split --json FILE --val 60 --output DIR
+    python -m mask_rcnn_jax.prepare split --json FILE --val 0.2 --output DIR
     python -m mask_rcnn_jax.prepare stats --json FILE --images DIR --output FILE.html
     python -m mask_rcnn_jax.prepare preview --config finetune --output FILE.jpg
     python -m mask_rcnn_jax.prepare weights

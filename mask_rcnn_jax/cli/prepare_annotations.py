@@ -112,6 +112,9 @@ def split_set() -> None:
     else:
         val = images_of("val", FLAGS.val, len(content["images"]))
         parts, missing = split_coco(content, val, FLAGS.seed, FLAGS.group_by)
+        left = len(parts["train"]["images"])
+        if left < len(parts["val"]["images"]):
+            print(f"train.json has {left} images, fewer than val.json; --val 0.2 takes a fifth")
     for name, part in parts.items():
         write_json(output / f"{name}.json", part)
     for line in summarize(missing):

@@ -56,6 +56,8 @@ def split_coco(
         ValueError: one side would have no image, or `group_by` does not fit.
     """
     images = content["images"]
+    if len(images) < 2:
+        raise ValueError(f"{len(images)} images, expected two or more to split")
     if not 0 < val < len(images):
         raise ValueError(f"--val is {val}, expected 1 to {len(images) - 1} of {len(images)} images")
     groups = make_groups(content, seed, group_by)

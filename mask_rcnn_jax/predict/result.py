@@ -1,5 +1,6 @@
 """The objects found in one image, for use in Python."""
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -210,8 +211,10 @@ class Result:
         """Results in COCO's format: category id, score, bbox and, with masks, RLE.
 
         With tracks, `track_id` as well. With keypoints, `keypoints` has x, y and 1 of each, and
-        `keypoint_scores` their scores.
+        `keypoint_scores` their scores. Raises TypeError for another id than a whole number or text.
         """
+        if not isinstance(image_id, str):
+            image_id = operator.index(image_id)  # of NumPy, too
         height, width = self.image.shape[:2]
         ids = [self.categories[k - 1]["id"] for k in self.classes.tolist()]
         boxes = self.boxes.astype(np.float64)

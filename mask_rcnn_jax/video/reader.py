@@ -40,6 +40,7 @@ class Video:
         num_frames: as the container states or by its duration; None if unknown.
         pixel_aspect: width / height of a stored pixel; 1 if the file says nothing or nonsense.
         frames_read: frames yielded by the last `frames`, once it has ended; None before.
+        last_time: of the frame that it yielded last, in seconds.
         damaged: number of packets that could not be decoded.
 
     Raises:
@@ -53,6 +54,7 @@ class Video:
         self.public_only = public_only
         self.name = name or Path(source).name
         self.frames_read: int | None = None
+        self.last_time = Fraction(0)
         self.damaged = 0
         try:
             with open_container(av, source, public_only) as container:
@@ -91,7 +93,7 @@ class Video:
                     continue
                 size = size or (frame.width, frame.height, round(frame.rotation / 90) % 4)
                 yield VideoFrame(_upright(frame, *size), number, time)
-                count += 1
+                count, self.last_time = count + 1, time
                 if count == max_frames:
                     break
         except UnreadableVideo:

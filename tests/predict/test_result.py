@@ -1,5 +1,7 @@
 """The objects of an image as users handle them, on results made by hand."""
 
+import json
+
 import cv2
 import numpy as np
 import pytest
@@ -95,6 +97,9 @@ def test_masks_run_lengths_and_results_agree(paste):
     assert [entry["category_id"] for entry in entries] == [3, 8, 8, 3]
     assert entries[0]["bbox"] == [10, 20, 40, 20] and entries[0]["image_id"] == 7
     assert entries[1]["score"] == pytest.approx(0.8)
+    assert json.loads(json.dumps(result.to_coco(np.uint16(7)))) == entries
+    with pytest.raises(TypeError):
+        result.to_coco(7.0)
 
 
 def test_polygons_cover_the_masks_and_have_holes():
