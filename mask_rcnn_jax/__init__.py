@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from mask_rcnn_jax.version import __version__ as __version__
 
 if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Python
+    from mask_rcnn_jax.compile_cache import set_compile_cache as set_compile_cache
     from mask_rcnn_jax.config import load_config as load_config
     from mask_rcnn_jax.consent import allow_code as allow_code
     from mask_rcnn_jax.data.dataset import Annotation as Annotation
@@ -56,6 +57,7 @@ _HOMES = {
     "load": "predict.loading:load",
     "load_config": "config:load_config",
     "load_variables": "weights.restore:load_variables",
+    "set_compile_cache": "compile_cache:set_compile_cache",
     "train": "training.loop:train",
 }
 __all__ = list(_HOMES)

@@ -55,6 +55,7 @@ FLOORS = {
     "parts": 1,
     "structures": 1,
     "optional_packages": 0,
+    "compile_cache": 0,
 }
 # These run on any GPU machine: nothing beyond jax, flax, optax, numpy and our own rooms.
 LEAN = [

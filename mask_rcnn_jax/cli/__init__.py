@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from absl import flags, logging
 
@@ -233,24 +232,9 @@ def _print_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
 
 
 def _choose_compile_cache(folder: str | None) -> None:
-    """Keep what is compiled, in a folder of the user's own unless JAX's own settings name one."""
-    import jax
+    from mask_rcnn_jax import compile_cache  # imports JAX, which the flags come before
 
-    if folder == OFF:
-        jax.config.update("jax_enable_compilation_cache", False)
-        return
-    if folder and "://" in folder:  # JAX can use some buckets
-        jax.config.update("jax_compilation_cache_dir", folder)
-        return
-    if folder is None and jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
-        return
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    path = Path(folder or os.path.join(home, "mask_rcnn_jax"))
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        if folder:
-            raise
-        logging.warning("nothing that is compiled is kept: %s", one_line(error))
-        return
-    jax.config.update("jax_compilation_cache_dir", str(path))
+    if folder is None:
+        compile_cache.use_default()
+    else:
+        compile_cache.set_compile_cache(None if folder == OFF else folder)

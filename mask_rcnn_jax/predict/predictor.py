@@ -9,7 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from PIL import Image
 
-from mask_rcnn_jax import device
+from mask_rcnn_jax import compile_cache, device
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.data.options import all_canvases
 from mask_rcnn_jax.data.resize import resize_image, resize_plan
@@ -83,6 +83,7 @@ class Predictor:
         split_partial: bool = False,
         engine: Exported | None = None,
     ):
+        compile_cache.use_default()
         if (variables is None) == (engine is None):
             raise ValueError("expected either variables or an engine")
         if variables is not None and "params" not in variables:

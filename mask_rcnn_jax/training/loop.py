@@ -14,7 +14,7 @@ from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax import device
+from mask_rcnn_jax import compile_cache, device
 from mask_rcnn_jax.config import as_recipe, check_written, write_workdir
 from mask_rcnn_jax.data import workers
 from mask_rcnn_jax.data.augment import Kind
@@ -103,6 +103,7 @@ def train(
         FloatingPointError: a loss is not finite.
         SystemExit: SIGTERM stopped the run early; its code is 75 (`os.EX_TEMPFAIL`).
     """
+    compile_cache.use_default()
     workers.check_main()
     check_written(workdir, "workdir", is_folder=True, in_store=True)
     started, mirror, mesh = time.monotonic(), Mirror(workdir), make_mesh()

@@ -11,7 +11,7 @@ from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from mask_rcnn_jax import device
+from mask_rcnn_jax import compile_cache, device
 from mask_rcnn_jax.config import as_recipe, check_path, check_written
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import (
@@ -109,6 +109,7 @@ def evaluate(
         ValueError, OSError: weights, config or dataset cannot be used or do not fit each other.
     """
     tiles, has_output = tiling(tile, overlap), output is not None
+    compile_cache.use_default()
     if output is not None:
         check_written(output, "output", is_folder=True, in_store=True)
     given = None if config is None else as_recipe(config)

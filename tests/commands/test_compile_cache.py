@@ -56,6 +56,33 @@ def test_another_folder_or_none_can_be_had(train, monkeypatch, tmp_path):
     assert not (tmp_path / "unused").exists()
 
 
+FIRST_RESULT = """
+import os, resource, sys
+import numpy as np
+import mask_rcnn_jax as mrcnn
+from mask_rcnn_jax.models.build import init_variables
+from tests.helpers import tiny_config
+if len(sys.argv) > 1:
+    mrcnn.set_compile_cache(None if sys.argv[1] == "none" else sys.argv[1])
+config = tiny_config()
+model = mrcnn.build_model(config.model)
+mrcnn.Predictor(config, init_variables(model, 0))(np.zeros((64, 64, 3), np.uint8))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", ["", "none", "own"])
+def test_the_library_keeps_programs_where_the_commands_do(given, tmp_path):
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "home")}
+    environment.pop("JAX_COMPILATION_CACHE_DIR")
+    environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    own = [str(tmp_path / "own") if given == "own" else given] if given else []
+    subprocess.run([sys.executable, "-c", FIRST_RESULT, *own], env=environment, check=True)
+    folder = {"": tmp_path / "home/mask_rcnn_jax", "own": tmp_path / "own", "none": tmp_path}
+    kept = list(folder[given].glob("*-cache"))
+    assert bool(kept) == (given != "none") and (tmp_path / "home").exists() == (given == "")
+
+
 def test_a_bucket_is_left_to_jax(train, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     train("--compile_cache=gs://bucket/compiled")
