@@ -10,12 +10,14 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cache
+from types import NoneType, UnionType
 from typing import (
     Any,
     Literal,
     NamedTuple,
     Protocol,
     TypeGuard,
+    Union,
     get_args,
     get_origin,
     runtime_checkable,
@@ -253,8 +255,15 @@ def checked(
             raise UnknownEntry(f"{where} has no entry {name!r}, expected one of {sorted(known)}")
         kind: Any = known[name].type if name in known else None
         entry = f"{where}.{name}"
-        is_built = kind is None or not _is_part(kind) or isinstance(value, kind)
-        found[name] = _checked(value, kind, entry) if is_built else build(kind, value, entry)
+        if _is_part(kind) and not isinstance(value, kind):
+            found[name] = build(kind, value, entry)
+            continue
+        try:
+            found[name] = _checked(value, kind, entry)
+        except TypeError:
+            if part.__module__.startswith(f"{__package__}."):
+                raise
+            found[name] = _plain(value)  # a user's part may have any annotation
     return found
 
 
@@ -332,10 +341,16 @@ def _fits(value: Any, kind: Any) -> bool:
     if origin is tuple:
         same_length = isinstance(value, tuple) and len(value) == len(args)
         return same_length and all(map(_fits, value, args))
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in args)
     if kind in (int, float):
         allowed = (int,) if kind is int else (int, float)
         return isinstance(value, allowed) and not isinstance(value, bool)
-    return not isinstance(kind, type) or kind not in (bool, str) or isinstance(value, kind)
+    if kind in (bool, str, NoneType) or (_is_part(kind) and isinstance(value, kind)):
+        return isinstance(value, kind)
+    if kind in (None, Any):
+        return True
+    raise TypeError(f"an entry has the annotation {kind}, for which there is no check")
 
 
 def _plain(value: Any) -> Any:

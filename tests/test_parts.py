@@ -66,6 +66,26 @@ def test_a_part_is_built_from_its_section():
     assert (layer.width, layer.dtype) == (5, "bfloat16")
 
 
+@pytest.mark.parametrize("image", [1.5, True, None, {"file": "a.jpg"}, ("a.jpg",)])
+def test_each_of_several_types_is_checked(image):
+    config = base.get_config()
+    config.train.skip_images = (3, "a.jpg")
+    assert as_recipe(config).train.skip_images == (3, "a.jpg")
+    config.train.skip_images = ("a.jpg", image)
+    with pytest.raises(ValueError, match=r"^train.skip_images is .*, expected tuple\[int \| str"):
+        as_recipe(config)
+
+
+def test_an_annotation_of_ours_that_no_check_knows_is_an_error(monkeypatch):
+    def unknown(sizes: list[int]):
+        return sizes
+
+    assert parts.build(unknown, {"sizes": [1]}, "x") == (1,)  # a user's may be anything
+    monkeypatch.setattr(unknown, "__module__", "mask_rcnn_jax.models.rpn")
+    with pytest.raises(TypeError, match=r"annotation list\[int\]"):
+        parts.build(unknown, {"sizes": [1]}, "x")
+
+
 def test_a_function_of_any_keywords_takes_all_entries():
     assert parts.build(lambda **entries: entries, {"a": 1, "b": [2]}, "x") == {"a": 1, "b": (2,)}
 

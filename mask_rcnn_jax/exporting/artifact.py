@@ -217,6 +217,8 @@ def _make_onnx(source: SourceModel) -> Artifact:
     how: Any = dict(opset=opset, detect=source.recipe.eval)
     how |= dict(static=options.static, float16=options.float16)
     built = onnx.build_onnx(source.model, source.variables, given, **how)
+    for key, value in manifest.metadata(source.recipe, source.categories, canvas).items():
+        built.metadata_props.add(key=key, value=value)
     content = built.SerializeToString()
     rows = batch or BATCH
     channels = source.model.input.channels

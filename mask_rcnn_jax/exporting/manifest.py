@@ -36,8 +36,8 @@ PASTES = {
     "continuous": "bilinear, cell and pixel centers at +0.5, zero outside; threshold >= 0.5",
     "integer": "padded by one zero cell, box grown to match and cut to whole pixels; above 0.5",
 }
-
-
+STORED = "as stored; an EXIF orientation is ignored"
+TURNED = "turned as the EXIF orientation says, before anything else"
 COLORS = "RGB, 0 to 255; normalized inside the model, as in training"
 CHANNELS = "the channels, 0 to 255 after `scaling`; normalized inside the model, as in training"
 BEYOND = "value becomes 255 * (value - low) / (high - low), cut to 0 and 255; fractions are kept"
@@ -89,6 +89,7 @@ def make_manifest(
             {"class": k, **described(category)} for k, category in enumerate(categories, start=1)
         ],
         "preprocessing": {
+            "orientation": STORED if data.apply_exif == "never" else TURNED,
             "colors": CHANNELS if data.bands.names else COLORS,
             "channels": list(data.bands.names or RGB),
             "scaling": _scaling(data.bands),
@@ -147,6 +148,19 @@ def _outputs(recipe: Recipe, interface: ModelInterface) -> dict[str, dict[str, A
         dtype = interface.valid_dtype if name == "valid" else dtype
         found[name] = {"dtype": dtype, "shape": rows + shape, "means": means}
     return found
+
+
+def metadata(
+    recipe: Recipe, categories: Sequence[Mapping[str, Any]], canvas: Sequence[int]
+) -> dict[str, str]:
+    """Return what an ONNX file itself says of the model, for those who have no manifest."""
+    parts = ["boxes"] + ["masks"] * recipe.model.has_masks
+    return {
+        "version": f"mask_rcnn_jax {__version__}",
+        "task": ", ".join(parts + ["keypoints"] * recipe.model.has_keypoints),
+        "classes": json.dumps({k: category["name"] for k, category in enumerate(categories, 1)}),
+        "canvas": json.dumps(list(canvas)),  # height, width
+    }
 
 
 def labels(categories: Sequence[Mapping[str, Any]]) -> str:

@@ -23,6 +23,7 @@ class StopRule(Ranged):
         stop_at_keypoints_ap: see `stop_at_box_ap`.
         patience: evaluations in a row without an improvement of the keypoints AP (or else of the
             mask AP, or of the box AP where there are no masks), after which to stop; 0: never.
+            An evaluation that measures nothing (AP -1 or NaN) does not count.
         min_improvement: an AP is an improvement if it is more than this above the AP of the last
             improvement.
     """
@@ -50,7 +51,7 @@ class StopRule(Ranged):
         evaluations: all of the run, so that a run that was interrupted counts on.
         """
         best, since = -math.inf, 0
-        for value in map(main_ap, comparable(evaluations)):
+        for value in filter(lambda ap: ap >= 0, map(main_ap, comparable(evaluations))):
             improved = value > best + self.min_improvement
             best, since = (value, 0) if improved else (best, since + 1)
         return 0 < self.patience <= since

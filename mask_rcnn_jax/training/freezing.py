@@ -94,4 +94,4 @@ def closest(pattern: str, leaves: list[tuple[str, ...]]) -> str:
 
 def names_of(path) -> tuple[str, ...]:
     """Return the names on the way to a leaf."""
-    return tuple(key.key for key in path)
+    return tuple(str(key.key) for key in path)  # those of an NNX list are numbers

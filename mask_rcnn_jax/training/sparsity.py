@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from mask_rcnn_jax.pruning.channel_groups import Axis, Group
+from mask_rcnn_jax.training.freezing import names_of
 
 PULLED = ("kernel", "scale")  # a bias may stay
 
@@ -59,4 +60,4 @@ def _pulls(arrays: Mapping[str, jax.Array], axes: list[Axis], unit: int) -> dict
 
 
 def _name(path) -> str:
-    return "/".join(["params", *(key.key for key in path)])
+    return "/".join(["params", *names_of(path)])

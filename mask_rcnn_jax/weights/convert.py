@@ -41,7 +41,7 @@ LISTED = 4  # names listed by an error message
 # proposal network, of a feature pyramid.
 C4_SIGNS = ("roi_heads.res5.", "feature_extractor.head.layer4.", "roi_head.shared_head.layer4.")
 RPN_SIGNS = ("proposal_generator.rpn_head.", "rpn.head.", "rpn_head.")
-FPN_SIGNS = ("fpn", "neck.")
+FPN_SIGNS = ("fpn", "neck.", "simfp_")
 
 
 def to_flax(

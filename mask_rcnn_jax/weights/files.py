@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from absl import logging
 
 from mask_rcnn_jax.terminal.safe_text import cut
 from mask_rcnn_jax.weights.tf_checkpoint import TABLE_MAGIC, read_tf_checkpoint
@@ -237,8 +238,11 @@ def _weights_in(tree: Any, read: Read | None, size: int) -> Weights:
     weights if there is one."""
     if not isinstance(tree, dict):
         raise ValueError("has no names, expected a dict of arrays by name")
-    found = (_records(tree[name]) for name in WRAPPERS if isinstance(tree.get(name), dict))
-    records = next(filter(None, found), None) or _records(tree)
+    found = {name: _records(part) for name, part in tree.items() if isinstance(part, dict)}
+    taken = next((name for name in WRAPPERS if found.get(name)), None)
+    records = found[taken] if taken else _records(tree)
+    for name in [name for name, part in found.items() if taken and part and "ema" in str(name)]:
+        logging.info("weights: %r is read, not the average %r beside it", taken, printable(name))
     if not records:
         entries = printable(", ".join(map(str, tree))) if tree else "none"
         raise ValueError(f"has no arrays by name, its entries are: {entries}")

@@ -16,6 +16,7 @@ from mask_rcnn_jax.exporting.weight_file import check_system
 from mask_rcnn_jax.models.build import abstract_variables
 from mask_rcnn_jax.models.quantization import trained_ranges
 from mask_rcnn_jax.parts import to_section
+from mask_rcnn_jax.version import __version__
 from mask_rcnn_jax.weights.convert import to_flax, to_ours_flat, to_torchvision
 from mask_rcnn_jax.weights.pretrained import load_weights
 from mask_rcnn_jax.weights.restore import load_variables, make_model, restore
@@ -326,6 +327,13 @@ def test_onnx_of_a_run_in_int8_for_deepstream(untrained, tmp_path, capsys, caplo
     assert problems == {"deepstream.onnx": [], "model.onnx": [], "model_int8.onnx": []}
     assert "--calib=calibration.cache" in "".join(manifest["tensorrt"]["trtexec"])
     check_calibration_cache(target)
+    said = {"canvas": "[64, 64]", "task": "boxes, masks"}
+    said["version"] = f"mask_rcnn_jax {__version__}"
+    for name in ("model.onnx", "model_int8.onnx", "deepstream.onnx"):
+        found = {entry.key: entry.value for entry in onnx.load(target / name).metadata_props}
+        classes = json.loads(found.pop("classes"))
+        assert classes == {str(k): name for k, name in enumerate(names, start=1)}
+        assert found.items() >= said.items()
     for name in ("model.onnx", "model_int8.onnx"):
         providers = ["CPUExecutionProvider"]
         session = onnxruntime.InferenceSession(target / name, providers=providers)

@@ -81,6 +81,7 @@ def test_a_client_reads_of_the_manifest_what_to_do(case):
     assert (images["dtype"], images["shape"][1:]) == (dtype, [64, 128, len(names)])
     preprocessing = tree["preprocessing"]
     assert preprocessing["channels"] == list(names)
+    assert preprocessing["orientation"].startswith("turned as the EXIF")
     rule = preprocessing["scaling"]
     assert rule["rule"] == changes.get("data__bands__scale", "none") and rule["means"]
     values = {"bits": 12, "limits": [[0.0, 4095.0]], "percentiles": [1.0, 99.0]}

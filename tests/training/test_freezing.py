@@ -11,8 +11,9 @@ import pytest
 from mask_rcnn_jax.benchmarking import inputs
 from mask_rcnn_jax.config import as_recipe
 from mask_rcnn_jax.models.build import abstract_variables, build_model
-from mask_rcnn_jax.training.freezing import check_freeze, matches, names_of
+from mask_rcnn_jax.training.freezing import check_freeze, frozen_leaves, matches, names_of
 from mask_rcnn_jax.training.optim import build_optimizer
+from mask_rcnn_jax.training.sparsity import add_group_lasso
 from mask_rcnn_jax.training.step import (
     StepOptions,
     TrainState,
@@ -47,6 +48,16 @@ PARAMS = {
 def test_a_pattern_matches_parameters_and_layers(patterns, frozen):
     leaves = [names_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(PARAMS)]
     assert {"/".join(names) for names in leaves if matches(names, patterns)} == frozen
+
+
+def test_layers_of_an_nnx_list_have_numbers_for_names():
+    params = {"backbone": {"layers": {0: KERNEL, 1: KERNEL}}}
+    check_freeze(("backbone/layers/1",), params)
+    frozen = frozen_leaves(params, ("backbone/layers/1",))
+    assert frozen == {"backbone": {"layers": {0: {"kernel": False}, 1: {"kernel": True}}}}
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = add_group_lasso(1.0, {}).update(zeros, optax.EmptyState(), params)
+    assert jax.tree.structure(updates) == jax.tree.structure(params)
 
 
 @pytest.mark.parametrize(

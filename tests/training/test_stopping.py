@@ -36,8 +36,10 @@ def aps(*values: float | None) -> list[dict]:
         # A slow rise counts once it adds up.
         ({"patience": 3, "min_improvement": 0.05}, (0.5, 0.52, 0.54, 0.56), False),
         ({"patience": 2, "min_improvement": 0.05}, (0.5, 0.52, 0.54), True),
-        # Unknown APs, as of a set without objects, improve nothing.
-        ({"patience": 2}, (None, math.nan), True),
+        # APs of a set that has no object to score say nothing.
+        ({"patience": 2}, (None, math.nan, -1.0, -1.0), False),
+        ({"patience": 2}, (0.5, -1.0, 0.4, -1.0), False),
+        ({"patience": 2}, (0.5, -1.0, 0.4, -1.0, 0.3), True),
         ({"patience": 2}, (None, 0.1), False),
     ],
 )

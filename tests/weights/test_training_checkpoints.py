@@ -101,6 +101,18 @@ def test_prefixes_of_wrapped_models_are_removed(tmp_path, prefix, foreign):
     assert read_arrays(path).keys() == arrays.keys()
 
 
+@pytest.mark.parametrize("name", ["ema_state", "model_ema"])
+def test_an_average_beside_the_weights_is_said(tmp_path, name, caplog):
+    file, values = TorchFile(), np.arange(3, dtype=np.float32)
+    last, average = ({"fc.bias": file.tensor(values + k)} for k in range(2))
+    path = file.write(tmp_path / "w.pth", {name: average, "model": last, "optimizer": {"a": 1}})
+    with caplog.at_level("INFO"):
+        np.testing.assert_array_equal(read_arrays(path)["fc.bias"], values)
+    assert [record.message for record in caplog.records] == [
+        f"weights: 'model' is read, not the average '{name}' beside it"
+    ]
+
+
 @pytest.mark.parametrize(
     "names, says",
     [

@@ -109,6 +109,12 @@ def test_the_published_number_of_entries_and_parameters():
     assert sum(int(np.prod(shape)) for shape in shapes.values()) == 110_895_792
 
 
+def test_names_that_are_unknown_are_named():
+    arrays = zeros(vitdet_shapes() | {"backbone.net.register_tokens": (1, 4, 768)})
+    with pytest.raises(ValueError, match=r"but 1 \(backbone.net.register_tokens\) have no counter"):
+        to_flax(arrays, norm=None, eps=1e-5)
+
+
 OTHERS = [("b", False), ("l", False), ("l", True), ("h", True)]
 
 
