@@ -41,10 +41,11 @@ class Found(NamedTuple):
     keypoints: np.ndarray | None = None  # [P, 3] x, y in pixels of the image, and score
 
 
-def read_image(path: Path) -> np.ndarray:
-    """uint8 [height, width, 3] in RGB, upright as EXIF says it; of 16 bits the upper 8."""
+def read_image(path: Path, rules: dict) -> np.ndarray:
+    """uint8 [height, width, 3] in RGB, upright by EXIF or as stored; of 16 bits the upper 8."""
+    is_stored = rules.get("orientation", "").startswith("as stored")
     with Image.open(path) as opened:
-        image = ImageOps.exif_transpose(opened)
+        image = opened.copy() if is_stored else ImageOps.exif_transpose(opened)
     if image.mode.startswith("I"):  # convert() would make everything above 255 white
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return np.asarray(image.convert("RGB"))
@@ -277,7 +278,7 @@ def main() -> None:
     run = triton(args.triton) if args.triton else load(args.folder, args.model)
     for path in args.images:
         try:
-            image = read_image(path)
+            image = read_image(path, manifest["preprocessing"])
             found = detect(run, manifest, image, args.threshold)
         except (OSError, ValueError) as error:  # none, or one that the model does not take
             parser.exit(2, f"{path}: {error}\n")

@@ -22,7 +22,7 @@ import mask_rcnn_jax as mrcnn
 from mask_rcnn_jax.data.options import ExampleOptions
 from mask_rcnn_jax.data.resize import resize_image, resize_plan
 from mask_rcnn_jax.evaluation.paste import RULES, paste_mask
-from mask_rcnn_jax.exporting.manifest import RESIZES
+from mask_rcnn_jax.exporting.manifest import RESIZES, STORED, TURNED
 from mask_rcnn_jax.formats.shapes import generate_image
 from mask_rcnn_jax.images.decode import decode_image
 from tests.browser import chromium
@@ -239,7 +239,7 @@ def test_script_runs_with_the_packages_alone_that_it_names(folder, expected, tmp
     assert done.returncode == 0, done.stderr
     pattern = r"image.png: (class \d) 0\.\d{3} \[\d+\.\d(?:, \d+\.\d){3}\] \d+ pixels"
     assert [re.fullmatch(pattern, x)[1] for x in done.stdout.splitlines()] == 2 * one.names
-    np.testing.assert_array_equal(client.read_image(tmp_path / "a" / "image.png"), image)
+    np.testing.assert_array_equal(client.read_image(tmp_path / "a" / "image.png", {}), image)
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
         "image.png", "image_2.png", "image_3.png"
     ]  # fmt: skip
@@ -247,10 +247,12 @@ def test_script_runs_with_the_packages_alone_that_it_names(folder, expected, tmp
         assert drawn.size == (96, 60)
 
 
+@pytest.mark.parametrize("orientation", [TURNED, STORED])
 @pytest.mark.parametrize("kind", KINDS)
-def test_reads_images_as_predictor_does(kind, tmp_path):
+def test_reads_images_as_predictor_does(kind, orientation, tmp_path):
     path = KINDS[kind](tmp_path)
-    found, expected = client.read_image(path), decode_image(path, upright=True)
+    found = client.read_image(path, {"orientation": orientation})
+    expected = decode_image(path, upright=orientation == TURNED)
     assert found.shape == expected.shape and found.std() > 20
     if kind == "CMYK":  # which OpenCV and Pillow mix in their own ways
         assert np.abs(found - np.float32(expected)).mean() < 2
