@@ -91,6 +91,5 @@ def write_videos(
     for (video, _), wanted in zip(videos, expected, strict=True):
         if video.damaged:
             logging.warning("%s: %d damaged packets", video.source, video.damaged)
-        # A frame count derived from the duration may be off by one.
-        if wanted and 0 < frames[video] < min(wanted - 1, 0.98 * wanted):
+        if wanted and frames[video] and video.is_short(frames[video], wanted):
             logging.warning("%s ends after %d frames of %d", video.source, frames[video], wanted)

@@ -84,7 +84,13 @@ def open_datasets(
         data = replace(data, more_train=(), class_map=())
     classes, name = datasets.categories(train_set), datasets.dataset_name(train_set)
     if val_set is None and data.val_json:
-        val_set = load_val(data, classes, boxes_only=boxes_only)
+        try:
+            val_set = load_val(data, classes, boxes_only=boxes_only)
+        except FileNotFoundError as error:
+            if given["train"] is None:
+                raise
+            advice = "give val_set, or data.val_json='' to evaluate nothing"
+            raise FileNotFoundError(f"{error}; {advice}") from error
     if val_set is not None:
         datasets.check_classes(val_set, classes, name)
         datasets.check_scored_keypoints(val_set, data.keypoints)

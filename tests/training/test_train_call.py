@@ -271,6 +271,17 @@ def test_a_given_coco_dataset_is_evaluated_by_the_command_too(tmp_path):
     assert data.train_images == str(tmp_path / "train")
 
 
+def test_a_training_set_alone_says_how_to_do_without_validation(tmp_path):
+    paths = write_shapes(tmp_path, train=4, val=2, size=(64, 64))
+    config = small_config()
+    config.data.update(val_json=str(tmp_path / "none.json"), val_images=str(tmp_path))
+    mine = load_coco(paths["train"], tmp_path / "train")
+    with pytest.raises(FileNotFoundError, match=r"none.json.*; give val_set, or data.val_json=''"):
+        open_datasets(as_recipe(config).data, mine, None)
+    config.data.val_json = ""
+    assert open_datasets(as_recipe(config).data, mine, None)[1] is None
+
+
 @pytest.mark.slow
 def test_boxes_alone_train_and_are_scored_without_masks(tmp_path):
     """A json without a single segmentation; the best checkpoint is that of the boxes."""
