@@ -234,13 +234,19 @@ def check_written(
             raise ValueError(f"{name} is {str(path)!r}, but {folder} is a file, expected a folder")
 
 
-def write_workdir(workdir: str | Path, recipe: "Recipe", categories: list[dict]) -> None:
+def write_workdir(
+    workdir: str | Path, recipe: "Recipe", categories: list[dict], train_set: str = ""
+) -> None:
     """Write what differs from defaults for `read_workdir`, into a folder that need not exist.
+
+    train_set: what tells a changed training set, see `setup.fingerprint`.
 
     Code that the recipe names may run here from then on, see `consent`.
     """
     tree = recipe.changes()
-    content = json.dumps({"config": tree, "categories": categories}, indent=1).encode()
+    known = {"config": tree, "categories": categories}
+    known |= {"train_set": train_set} if train_set else {}
+    content = json.dumps(known, indent=1).encode()
     write_whole(Path(workdir) / "config.json", content)
     if named_code(tree):
         consent.remember(content)

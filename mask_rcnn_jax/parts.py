@@ -328,6 +328,8 @@ def _checked(value: Any, kind: Any, where: str) -> Any:
     if not _fits(value, kind):
         choices = get_args(kind) if get_origin(kind) is Literal else ()
         expected = f"one of {list(choices)}" if choices else _text(kind)
+        if isinstance(value, tuple) and _fits(twice := value * 2, kind):
+            expected += f", such as {twice}"
         raise ValueError(f"{where} is {value!r}, expected {expected}")
     return value
 

@@ -270,6 +270,19 @@ def listed(folder: str | os.PathLike, found: Iterable[T]) -> list[T]:
         raise ValueError(f"{os.fspath(folder)}: too many folders in one another") from error
 
 
+def below(folder: Path, pattern: str = "*") -> list[Path]:
+    """What `rglob` finds, sorted; OSError for a folder that it could not list."""
+    listed(folder, os.walk(folder, onerror=raise_unlisted))
+    return sorted(listed(folder, folder.rglob(pattern)))
+
+
+def raise_unlisted(error: OSError) -> None:
+    """For `os.walk`: raise its error, unless a system's own folder may not be listed."""
+    name = os.path.basename(error.filename)
+    if not name.startswith(".") and name != "lost+found":
+        raise error
+
+
 class NotRegular(OSError):
     """A folder, a named pipe or a device, where a file is expected."""
 

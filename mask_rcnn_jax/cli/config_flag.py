@@ -111,6 +111,9 @@ def _meant_by_first(argv: Sequence[str]) -> str:
     FLAGS, given = flags.FLAGS, next(iter(argv[1:]), "-")
     if given.startswith("-"):
         return ""
+    name, equals, value = given.partition("=")
+    if equals and (meant := _others_flag(name)):
+        return f", did you mean --{meant}={value}?"
     of_enums = [name for name in FLAGS if given in getattr(FLAGS[name].parser, "enum_values", ())]
     is_recipe = given.partition(":")[0] in recipe_names() or given.endswith(".py")
     is_model = published.is_name(given) or hub.is_hub(given)

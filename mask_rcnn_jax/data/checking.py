@@ -47,6 +47,7 @@ ALL_CROWDS = (
 )
 MANY = 5  # equal messages from here on become one line
 MAX_LISTED = 10  # names in a line
+FEW = 10  # objects of a class below which it is rare, if another has as many times more
 
 
 @dataclass
@@ -180,6 +181,7 @@ def _warnings(content: dict[str, Any], truth: GroundTruth, image_dir: str) -> It
         yield f"{notice} {remedy}"
     yield from _duplicates(truth)
     yield from _similar_classes(content["categories"])
+    yield from _rare_classes(content)
     twice = [
         name for name, n in Counter(e["file_name"] for e in content["images"]).items() if n > 1
     ]
@@ -246,6 +248,18 @@ def _similar_classes(categories: list[dict]) -> Iterator[str]:
             f"{count} classes differ from others in case or blanks only, such as {listed}; "
             "`prepare merge --map old=new` makes them one"
         )
+
+
+def _rare_classes(content: dict[str, Any]) -> Iterator[str]:
+    """Find classes of few objects beside one of many: misspelled names, or classes not to learn."""
+    counts = Counter(entry["category_id"] for entry in content["annotations"])
+    most = max(counts.values(), default=0)
+    names = {entry["id"]: entry["name"] for entry in content["categories"]}
+    rare = sorted((n, str(names.get(i))) for i, n in counts.items() if n < min(FEW, most / FEW))
+    if rare:
+        listed = ", ".join(f"{show(name)} ({n})" for n, name in rare[:MAX_LISTED])
+        more = ", ..." if rare[MAX_LISTED:] else ""
+        yield f"{len(rare)} classes have few objects, where another has {most}: {listed}{more}"
 
 
 def _empty_roots(categories: list[dict], used: set[int | str]) -> Iterator[str]:

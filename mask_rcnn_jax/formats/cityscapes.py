@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mask_rcnn_jax.annotations.reader import listed, read_json
+from mask_rcnn_jax.annotations.reader import below, read_json
 from mask_rcnn_jax.annotations.segmentation import show, to_rle, union
 from mask_rcnn_jax.formats.coco_build import (
     AnnotatedImage,
@@ -59,7 +59,7 @@ def read_cityscapes(source: Path, image_dir: Path | None, options: Options) -> C
         OSError, ValueError: naming the file, if it cannot be read or is inconsistent.
     """
     found: dict[str, Path] = {}
-    for path in sorted(listed(source, source.rglob("*_gt*"))):  # instanceIds come before polygons
+    for path in below(source, "*_gt*"):  # instanceIds come before polygons
         if _ENDING.search(path.name):
             found.setdefault(_ENDING.sub("", str(path)), path)
     if not found:

@@ -10,6 +10,7 @@ from mask_rcnn_jax.formats.cvat_video import read_frames
 from mask_rcnn_jax.formats.image_files import ImageFiles
 from mask_rcnn_jax.formats.reading import Converted, ImageObjects, Options, check_size, number
 from mask_rcnn_jax.formats.xml_tree import child_text, read_xml
+from mask_rcnn_jax.images.suffixes import is_image_name
 from mask_rcnn_jax.terminal.safe_text import cut
 
 
@@ -49,7 +50,9 @@ def _image(
 ) -> AnnotatedImage:
     name = entry.get("name", "")
     where = f"{path}: image {show(name)}"
-    image = files.find(name, str(path))
+    # CVAT writes no endings for the frames of a video.
+    found = None if is_image_name(name) else files.find_stem(name, str(path))
+    image = found or files.find(name, str(path))
     size = read_image_size(image, path)
     stated = tuple(number(entry.get(key), f"{where}: {key}") for key in ("height", "width"))
     check_size(where, (stated[0], stated[1]), image, size)

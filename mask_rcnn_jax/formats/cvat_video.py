@@ -40,8 +40,14 @@ def read_frames(
 
     Frames without an image are left out, so a part of a video may be extracted.
 
-    Raises ValueError, naming the file, for tracks that cannot be read, or without any such image.
+    Raises ValueError, naming the file, for tracks that cannot be read or that are of several
+    videos, or without any such image.
     """
+    videos = [show(child_text(task, "name")) for task in root.iterfind("meta//task")]
+    if videos[1:]:
+        listed = ", ".join(videos[:5])
+        several = f"{path}: a project of the videos {listed}, each with a frame_000000"
+        raise ValueError(f"{several}; export each task by itself")
     tracks = [_track(entry, path) for entry in root.iterfind("track")]
     for track in tracks:
         left_out += _jumps(track)

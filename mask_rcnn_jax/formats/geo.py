@@ -17,7 +17,7 @@ import numpy as np
 from absl import logging
 
 from mask_rcnn_jax.annotations.checks import MAX_STATED_PIXELS
-from mask_rcnn_jax.annotations.reader import open_regular
+from mask_rcnn_jax.annotations.reader import below, open_regular
 from mask_rcnn_jax.annotations.segmentation import Segmentation, show, to_rle, union
 from mask_rcnn_jax.data.clip import clip_polygon
 from mask_rcnn_jax.formats.coco_build import AnnotatedImage
@@ -69,7 +69,7 @@ def read_geo(source: Path, image_dir: Path | None, options: Options) -> Converte
         raise ValueError(f"{source}: a folder, expected a GeoPackage, GeoJSON or Shapefile")
     where = source.parent if image_dir is None else image_dir
     folder = where if where.is_dir() else where.parent
-    paths = [p for p in sorted(where.rglob("*")) if p.suffix.lower() in SUFFIXES]
+    paths = [p for p in below(where) if p.suffix.lower() in SUFFIXES]
     paths = paths if where.is_dir() else [where]
     found = {path: read_place(path) for path in paths}
     places = {path: place for path, place in found.items() if place is not None}

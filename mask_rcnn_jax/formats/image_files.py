@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from mask_rcnn_jax.annotations.absent import folded
-from mask_rcnn_jax.annotations.reader import listed
+from mask_rcnn_jax.annotations.reader import listed, raise_unlisted
 from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.images.file_names import UPLOAD
 from mask_rcnn_jax.images.suffixes import is_image_name
@@ -110,7 +110,7 @@ class ImageFiles:
 
 def _walk(folder: Path, without: Path | None) -> Iterator[tuple[str, list[str], list[str]]]:
     """As os.walk, sorted by name, without one of the folders."""
-    for place, folders, names in os.walk(folder):
+    for place, folders, names in os.walk(folder, onerror=raise_unlisted):
         folders[:] = sorted(name for name in folders if Path(place, name).absolute() != without)
         yield place, folders, names
 

@@ -33,7 +33,8 @@ NO_REGIONS = frozenset(
 def read_label_studio(source: Path, image_dir: Path | None, options: Options) -> Converted:
     """Read the regions in all annotated tasks.
 
-    Where a task has several annotations, one is read: the ground truth, or else the first.
+    Where a task has several annotations, one is read: the ground truth, or else the first that has
+    regions.
 
     Args:
         source: the json that was exported as "JSON".
@@ -58,7 +59,7 @@ def read_label_studio(source: Path, image_dir: Path | None, options: Options) ->
         where = f"{source}: task {show(task.get('id', place), 40)}"
         found = entries(task, "annotations", where)
         sound = [entry for entry in found if not entry.get("was_cancelled")]
-        sound.sort(key=lambda entry: entry.get("ground_truth") is not True)
+        sound.sort(key=lambda one: (one.get("ground_truth") is not True, not one.get("result")))
         if not sound:
             left_out.append(f"{where}, without an annotation")
             continue
@@ -78,7 +79,7 @@ def _image_name(task: dict[str, Any], where: str) -> str:
     names = [value for value in values if isinstance(value, str)]
     likely = [name for name in names if name.partition("?")[0].lower().endswith(IMAGE_SUFFIXES)]
     likely = likely or [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)]
-    if isinstance(data, dict) and isinstance(data.get("image"), str):
+    if isinstance(data, dict) and isinstance(data.get("image"), str) and not likely[1:]:
         likely = [data["image"]]
     if len(likely) != 1:
         raise ValueError(f"{where}: {len(likely)} images in its 'data', expected one")

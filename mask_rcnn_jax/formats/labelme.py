@@ -10,7 +10,7 @@ import numpy as np
 from absl import logging
 
 from mask_rcnn_jax import opencv as cv2
-from mask_rcnn_jax.annotations.reader import listed, read_json
+from mask_rcnn_jax.annotations.reader import below, read_json
 from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.formats import coco_build
 from mask_rcnn_jax.formats.image_files import ImageFiles
@@ -34,7 +34,7 @@ def read_labelme(
     not there and that `imageData` holds is written to a folder beside `output`.
 
     Returns:
-        The images, and one line per shape skipped because it has no area.
+        The images, and one line per image without a json and per shape without area.
 
     Raises:
         OSError, ValueError: naming the file, if it cannot be read or is inconsistent.
@@ -42,17 +42,12 @@ def read_labelme(
     folder, skipped = Path(folder), Path(output).absolute()
     if not folder.is_dir():
         raise NotADirectoryError(f"no folder {os.fspath(folder)!r}, expected labelme json files")
-    paths = [
-        path
-        for path in sorted(listed(folder, folder.rglob("*.json")))
-        if path.absolute() != skipped
-    ]
+    paths = [path for path in below(folder, "*.json") if path.absolute() != skipped]
     if not paths:
         raise ValueError(f"{folder} holds no labelme json")
     contents = {path: _read(path) for path in paths}
     held = HeldImages(skipped.with_name(f"{skipped.stem}_images"))
-    image_paths = _image_paths(contents, folder, image_dir, held)
-    left_out: list[str] = []
+    image_paths, left_out = _image_paths(contents, folder, image_dir, held)
     images = [_parse(path, contents[path], image_paths[path], left_out) for path in paths]
     return images, left_out
 
@@ -69,8 +64,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _image_paths(
     contents: dict[Path, dict], folder: Path, image_dir: str | os.PathLike | None, held: HeldImages
-) -> dict[Path, Path]:
-    """The image of each json; one that only the json holds is written."""
+) -> tuple[dict[Path, Path], list[str]]:
+    """The image of each json, where one that only the json holds is written, and a line for each
+    image without a json."""
     # What an earlier run wrote may have the name of another json's image.
     files = ImageFiles(folder if image_dir is None else image_dir, without=held.folder)
     found: dict[Path, Path] = {}
@@ -88,7 +84,9 @@ def _image_paths(
     if held.count:
         text = "%d images that only 'imageData' holds are written to %s"
         logging.info(text, held.count, held.folder)
-    return found
+    used = {os.path.realpath(image) for image in found.values()}
+    unused = (n for n in files.paths if os.path.realpath(files.folder / n) not in used)
+    return found, [f"{files.folder}: {show(name)}, an image without a json" for name in unused]
 
 
 def _parse(

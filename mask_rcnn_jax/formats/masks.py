@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from mask_rcnn_jax.annotations.reader import listed
+from mask_rcnn_jax.annotations.reader import below
 from mask_rcnn_jax.formats.coco_build import AnnotatedImage, read_image_size
 from mask_rcnn_jax.formats.image_files import ImageFiles
 from mask_rcnn_jax.formats.label_image import instances, read_label_image
@@ -34,17 +34,13 @@ def read_masks(source: Path, image_dir: Path | None, options: Options) -> Conver
         raise ValueError(f"{source}: masks have no class, name it with --class_name")
     if not source.is_dir():
         raise NotADirectoryError(f"no folder {str(source)!r}, expected masks")
-    folders = [
-        path
-        for path in sorted(listed(source, source.rglob("masks")))
-        if (path.parent / "images").is_dir()
-    ]
+    folders = [path for path in below(source, "masks") if (path.parent / "images").is_dir()]
     left_out: list[str] = []
     if folders:
         found = [_read_folder(folder, options.class_name, left_out) for folder in folders]
         return Converted([image for images in found for image in images], source, left_out)
     files = ImageFiles(image_dir or source)
-    paths = sorted(listed(source, source.rglob("*")))
+    paths = below(source)
     paths = [path for path in paths if is_image_name(path.name)]
     paths = [p for p in paths if _ENDING.search(p.stem) or not p.is_relative_to(files.folder)]
     if not paths:
@@ -80,7 +76,7 @@ def _read_mask_file(
 
 def _read_folder(folder: Path, label: str, left_out: list[str]) -> list[AnnotatedImage]:
     files = ImageFiles(folder.parent / "images")
-    paths = sorted(listed(folder, folder.rglob("*")))
+    paths = below(folder)
     paths = [path for path in paths if is_image_name(path.name)]
     others = [path for path in paths if _find_image(path, files) is None]
     if paths and not others:

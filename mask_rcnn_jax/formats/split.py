@@ -57,9 +57,15 @@ def split_coco(
     """
     images = content["images"]
     if len(images) < 2:
+<<<<<<< HEAD
         raise ValueError(f"{len(images)} images, expected two or more to split")
+=======
+        found = f"{len(images)} images cannot be split, expected 2 or more"
+        raise ValueError(f"{found}; to try training, one json may be both sets")
+>>>>>>> trust_d
     if not 0 < val < len(images):
-        raise ValueError(f"--val is {val}, expected 1 to {len(images) - 1} of {len(images)} images")
+        expected = f"1 to {len(images) - 1} of {len(images)} images, or a share such as 0.2"
+        raise ValueError(f"--val is {val}, expected {expected}")
     groups = make_groups(content, seed, group_by)
     if len(groups.sizes) < 2:
         raise ValueError(f"--group_by={group_by} gives a single group, expected two or more")

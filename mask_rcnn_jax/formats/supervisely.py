@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mask_rcnn_jax import opencv as cv2
-from mask_rcnn_jax.annotations.reader import listed, read_json
+from mask_rcnn_jax.annotations.reader import below, read_json
 from mask_rcnn_jax.annotations.segmentation import show, to_rle, union
 from mask_rcnn_jax.formats.coco_build import (
     AnnotatedImage,
@@ -44,7 +44,7 @@ def read_supervisely(source: Path, image_dir: Path | None, options: Options) -> 
     Raises:
         OSError, ValueError: naming the file, if it cannot be read or is inconsistent.
     """
-    paths = sorted(listed(source, source.rglob("ann/*.json")))
+    paths = below(source, "ann/*.json")
     if not paths:
         raise ValueError(f"{source}: no json in folders 'ann', expected a project of Supervisely")
     files = {folder: ImageFiles(image_dir or folder.parent / "img")

@@ -8,7 +8,7 @@ import yaml
 from absl import logging
 
 from mask_rcnn_jax.annotations.absent import folded
-from mask_rcnn_jax.annotations.reader import listed, read_regular
+from mask_rcnn_jax.annotations.reader import below, read_regular
 from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.formats.coco_build import AnnotatedImage, read_image_size, rectangle
 from mask_rcnn_jax.formats.image_files import ImageFiles
@@ -191,7 +191,7 @@ def _folded_names(folder: Path) -> dict[str, list[str]]:
 
 def _label_files(folder: Path, image_dir: Path | None) -> list[Path]:
     """Files that must be labels: all in folders of labels."""
-    files = sorted(listed(folder, folder.rglob("*")))
+    files = below(folder)
     texts = [path for path in files if path.suffix.lower() == ".txt"]
     paths = [path for path in texts if path.name not in NOT_LABELS]
     within = [path for path in paths if "labels" in path.relative_to(folder).parts[:-1]]

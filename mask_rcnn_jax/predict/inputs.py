@@ -15,7 +15,7 @@ from absl import logging
 
 from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax import stores
-from mask_rcnn_jax.annotations.reader import listed
+from mask_rcnn_jax.annotations.reader import below, listed
 from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.images.decode import MAX_BYTES, UndecodableImage
 from mask_rcnn_jax.images.suffixes import OTHER_SUFFIXES, endings
@@ -129,7 +129,7 @@ def _find(item: str, output: Path, bands: Bands) -> Iterator[tuple[str, PurePosi
     elif os.path.isfile(item):
         yield item, PurePosixPath(os.path.basename(item))
     elif os.path.isdir(item):
-        yield from _below(item, item, Path(item).rglob("*"), output, bands)
+        yield from _below(item, item, below(Path(item)), output, bands)
     elif camera := _camera(item):
         yield camera, PurePosixPath(f"camera_{os.path.basename(camera)}")
     elif glob.has_magic(item):

@@ -45,7 +45,7 @@ from mask_rcnn_jax.training.processes import (
 )
 from mask_rcnn_jax.training.reports import NAME as REPORT_NAME
 from mask_rcnn_jax.training.reports import write_run_report
-from mask_rcnn_jax.training.setup import check_same_run, initial_state, open_workdir
+from mask_rcnn_jax.training.setup import check_same_run, fingerprint, initial_state, open_workdir
 from mask_rcnn_jax.training.step import TrainState, TrainStep, make_mesh, replicate, shard_batch
 from mask_rcnn_jax.training.step_log import StepLog
 from mask_rcnn_jax.training.work import Work, prepare
@@ -184,7 +184,10 @@ def _start(
 ) -> tuple[TrainState, optax.GradientTransformation, int]:
     """Open the workdir; return the first state, the optimizer, and the steps planned before."""
     recipe, classes = work.recipe, categories(work.train_set)
-    old_steps = on_first(lambda: open_workdir(workdir, recipe, classes, resuming=resuming))
+    now: dict[str, Any] = dict(
+        resuming=resuming, train_set=fingerprint(work.train_set, recipe.data)
+    )
+    old_steps = on_first(lambda: open_workdir(workdir, recipe, classes, **now))
     with console.lasting("preparing the model"):
         given = work.model, work.schedule, optimizer
         options: dict[str, Any] = dict(resuming=resuming, accept_mismatch=accept_mismatch)
@@ -198,7 +201,8 @@ def _check_files(work: Work, workdir: Path, start: int, step: int, evaluations: 
     """
     config = workdir / "config.json"
     if not config.exists():
-        write_workdir(workdir, work.recipe, categories(work.train_set))
+        data = fingerprint(work.train_set, work.recipe.data)
+        write_workdir(workdir, work.recipe, categories(work.train_set), data)
         logging.warning("%s was deleted while the run was at work, and is written again", config)
     folders = [workdir / "eval" / str(r["step"]) for r in evaluations if r["step"] > start]
     patterns = [(f, name) for f in folders for name in ("bbox_results.json", "metrics.json")]

@@ -19,7 +19,13 @@ from mask_rcnn_jax.data import dataset as datasets
 from mask_rcnn_jax.data.coco import CocoDataset
 from mask_rcnn_jax.data.dataset import Dataset
 from mask_rcnn_jax.data.options import DataOptions, ExampleOptions
-from mask_rcnn_jax.data.overview import epoch_factors, image_ids, training_classes, training_counts
+from mask_rcnn_jax.data.overview import (
+    epoch_factors,
+    image_ids,
+    training_boxes,
+    training_classes,
+    training_counts,
+)
 from mask_rcnn_jax.data.source import load_train, load_val
 from mask_rcnn_jax.models.build import abstract_variables, init_variables
 from mask_rcnn_jax.models.detect import Detect
@@ -84,7 +90,13 @@ def open_datasets(
         data = replace(data, more_train=(), class_map=())
     classes, name = datasets.categories(train_set), datasets.dataset_name(train_set)
     if val_set is None and data.val_json:
-        val_set = load_val(data, classes, boxes_only=boxes_only)
+        try:
+            val_set = load_val(data, classes, boxes_only=boxes_only)
+        except FileNotFoundError as error:
+            if given["train"] is None:
+                raise
+            advice = "give val_set, or data.val_json='' to evaluate nothing"
+            raise FileNotFoundError(f"{error}; {advice}") from error
     if val_set is not None:
         datasets.check_classes(val_set, classes, name)
         datasets.check_scored_keypoints(val_set, data.keypoints)
@@ -192,10 +204,26 @@ def check_processes(tree: Mapping[str, Any], dataset: Dataset) -> None:
     processes.check_equal(entries | data)
 
 
+def fingerprint(dataset: Dataset, options: ExampleOptions) -> str:
+    """Return what tells a training set from another in its place: counts, and a hash of the images'
+    ids and of the objects' classes and boxes."""
+    ids, boxes = image_ids(dataset), training_boxes(dataset, options).boxes
+    digest = hashlib.sha256(repr(ids).encode())
+    for array in (boxes, *training_classes(dataset, options)):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return f"{len(ids)} images, {len(boxes)} objects, {digest.hexdigest()[:12]}"
+
+
 def open_workdir(
-    workdir: str | Path, recipe: Recipe, categories: list[dict], *, resuming: bool
+    workdir: str | Path,
+    recipe: Recipe,
+    categories: list[dict],
+    *,
+    resuming: bool,
+    train_set: str = "",
 ) -> int:
-    """Write `config.json`; when resuming, check before that the one there is of the same run.
+    """Write `config.json`; when resuming, check before that the one there is of the same run, and
+    say if its training set was another, see `fingerprint`.
 
     Returns the `train.steps` that the run was started with; it may be longer now.
 
@@ -204,7 +232,11 @@ def open_workdir(
     path, steps = Path(workdir) / "config.json", recipe.train.steps
     if resuming and path.exists():
         steps = check_same_run(workdir, recipe, categories)
-    write_workdir(workdir, recipe, categories)
+        before = json.loads(path.read_bytes()).get("train_set")
+        if isinstance(before, str) and before != train_set and train_set:
+            text = "the training set changed since this run began: it was %s and is %s now"
+            logging.warning(text, cut(before, 100), train_set)
+    write_workdir(workdir, recipe, categories, train_set)
     return steps
 
 

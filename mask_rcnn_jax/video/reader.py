@@ -42,6 +42,7 @@ class Video:
         frames_read: frames yielded by the last `frames`, once it has ended; None before.
         last_time: of the frame that it yielded last, in seconds.
         damaged: number of packets that could not be decoded.
+        seconds: its duration, where that alone says how many frames there are; None otherwise.
 
     Raises:
         UnreadableVideo: if the source contains no readable video.
@@ -56,11 +57,15 @@ class Video:
         self.frames_read: int | None = None
         self.last_time = Fraction(0)
         self.damaged = 0
+        self.seconds: Fraction | None = None
+        self._end = Fraction(0)  # of the last frame read
         try:
             with open_container(av, source, public_only) as container:
                 stream = _video_stream(av, container, source)
                 self.rate = _rate(stream)
-                self.num_frames = stream.frames or _frames_by_duration(stream, self.rate)
+                self.num_frames = stream.frames or None
+                if not stream.frames and (seconds := _duration(stream)):
+                    self.num_frames, self.seconds = max(1, round(seconds * self.rate)), seconds
                 self.pixel_aspect = _pixel_aspect(stream)
         except UnreadableVideo:
             raise
@@ -73,6 +78,13 @@ class Video:
             return max_frames or None
         count = -(-self.num_frames // stride)
         return min(count, max_frames) if max_frames else count
+
+    def is_short(self, count: int, wanted: int) -> bool:
+        """Whether `frames` ended before its time. A number of frames that was derived from the
+        duration may be off by one, and says little where frames are not evenly spaced."""
+        if count >= min(wanted - 1, 0.98 * wanted):
+            return False
+        return self.seconds is None or self._end < 0.98 * self.seconds - 2 / self.rate
 
     @property
     def is_live(self) -> bool:
@@ -92,6 +104,7 @@ class Video:
                 if number % stride:
                     continue
                 size = size or (frame.width, frame.height, round(frame.rotation / 90) % 4)
+                self._end = time + (frame.duration or 0) * frame.time_base
                 yield VideoFrame(_upright(frame, *size), number, time)
                 count, self.last_time = count + 1, time
                 if count == max_frames:
@@ -218,15 +231,12 @@ def _rate(stream) -> Fraction:
     return _DEFAULT_RATE
 
 
-def _frames_by_duration(stream, rate: Fraction) -> int | None:
-    container = stream.container
+def _duration(stream) -> Fraction | None:
+    """Seconds that the container states."""
     if stream.duration:
-        seconds = stream.duration * stream.time_base
-    elif container.duration:
-        seconds = Fraction(container.duration, 1_000_000)
-    else:
-        return None
-    return max(1, round(seconds * rate))
+        return Fraction(stream.duration * stream.time_base)
+    duration = stream.container.duration
+    return Fraction(duration, 1_000_000) if duration else None
 
 
 def _upright(frame, width: int, height: int, turns: int) -> np.ndarray:

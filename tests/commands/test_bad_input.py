@@ -494,6 +494,16 @@ def test_faulty_recipe(fault, overrides, fails, tmp_path):
             ["--config=quickstart", "--batch=4"],
             ["'batch', did you mean --config.train.batch_size?"],
         ),
+        (
+            "train",
+            ["data=y.yaml", "epochs=10"],
+            ["--config must have a value, did you mean --config.data.train_json=y.yaml?"],
+        ),
+        (
+            "train",
+            ["--config=quickstart", "--workdir=w", "--config.data.image_size=512"],
+            ["data.image_size is (512,), expected tuple[int, int], such as (512, 512)"],
+        ),
         ("infer", ["--model=w.pth"], ["'model', did you mean --weights?"]),
         (
             "train",

@@ -280,7 +280,7 @@ def test_unknown_format_is_rejected(capsys):
 
 @pytest.mark.slow
 def test_onnx_of_a_run_in_int8_for_deepstream(untrained, tmp_path, capsys, caplog):
-    pytest.importorskip("onnx")
+    onnx = pytest.importorskip("onnx")
     onnxruntime = pytest.importorskip("onnxruntime")
     target = tmp_path / "onnx"
     arguments = ["--workdir", untrained.workdir, "--format=onnx", "--output", target, "--batch=2"]

@@ -60,6 +60,16 @@ def test_classes_that_differ_in_case_or_blanks(coco_files, other):
     )
 
 
+@pytest.mark.parametrize("many, few, said", [(21, 2, True), (20, 2, False), (11, 1, True)])
+def test_a_class_of_few_objects_beside_one_of_many(coco_files, many, few, said):
+    """A name that was misspelled once."""
+    found = [rectangle(i % 30, i // 30, 9, 9) for i in range(many + few)]
+    found = [one | {"category_id": 4 if i < few else 3} for i, one in enumerate(found)]
+    categories = [{"id": 3, "name": "Person"}, {"id": 4, "name": "persn x"}, {"id": 5, "name": "x"}]
+    text = f"1 classes have few objects, where another has {many}: 'persn x' ({few})"
+    assert warnings_of(coco_files(annotations=found, categories=categories)) == [text] * said
+
+
 def test_classes_that_differ_in_how_accents_are_written(coco_files):
     categories = [{"id": 3, "name": "caf\u00e9"}, {"id": 4, "name": "cafe\u0301"}]
     (warning,) = warnings_of(coco_files(annotations=[GOOD], categories=categories))

@@ -29,6 +29,14 @@ def test_polygons_keep_their_coordinates_and_classes_their_order(tmp_path):
     assert content["images"][0]["file_name"] == "images/a.png"
 
 
+def test_frames_of_videos_are_named_without_an_ending(tmp_path):
+    write(tmp_path, CAT, name="a")
+    content, _ = convert_set("cvat", tmp_path)
+    assert content["images"][0]["file_name"] == "images/a.png"
+    write_image(tmp_path / "images" / "a.jpg")
+    refuses("'a' may be 'images/a.jpg' and 'images/a.png'", "cvat", tmp_path)
+
+
 def test_a_mask_follows_the_rows_of_its_box(tmp_path):
     """A triangle of 1, 2 and 3 pixels, and a polygon of the same group and class."""
     mask = '<mask label="cat" rle="0,1,2,2,1,3" left="7" top="50" width="3" height="3" {}/>'

@@ -134,6 +134,13 @@ def test_a_wrong_track_is_one_line(shapes, words, tmp_path):
     refuses(words, "cvat", tmp_path, boxes=True)
 
 
+def test_a_project_of_two_videos_is_refused(tmp_path):
+    """Frames of both are numbered from 0."""
+    tasks = "".join(f"<task><name>{name}</name></task>" for name in ("road", "yard"))
+    write(tmp_path, track(polygon(0, 10, 20)), meta=f"<project><tasks>{tasks}</tasks></project>")
+    refuses("a project of the videos 'road', 'yard', .* export each task", "cvat", tmp_path)
+
+
 def test_a_wrong_set_is_one_line(tmp_path):
     write(tmp_path, track(polygon(0, 1, 1), label=""))
     refuses("track '0' has no label", "cvat", tmp_path)

@@ -1,5 +1,6 @@
 """Folders in one another by the thousands end in one line, or are read as any other."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -37,7 +38,42 @@ def refused(read, folder):
     assert str(folder) in str(error.value) and len(str(error.value)) < 400
 
 
-@pytest.mark.parametrize("kind", ["labelme", "masks", "yolo", "cityscapes", "supervisely"])
+KINDS = ["labelme", "masks", "yolo", "cityscapes", "supervisely"]
+
+
+@pytest.fixture
+def closed(tmp_path, monkeypatch):
+    """A folder in one of which none may look, whoever runs the tests."""
+    (tmp_path / "set" / "closed").mkdir(parents=True)
+    listing = os.scandir
+
+    def scandir(place):
+        if os.path.basename(os.fspath(place)) in ("closed", "lost+found"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(place))
+        return listing(place)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    return tmp_path / "set"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_that_may_not_be_listed_is_not_passed_over(kind, closed):
+    with pytest.raises(PermissionError, match="set/closed"):
+        convert_set(kind, closed, class_name="x", classes=("x",))
+
+
+def test_inputs_in_a_folder_that_may_not_be_listed_are_not_passed_over(closed, tmp_path):
+    (closed / "a.png").write_bytes(b"")
+    (closed / "lost+found").mkdir()
+    with pytest.raises(PermissionError, match="set/closed"):
+        find_inputs([str(closed)], tmp_path / "out")
+    with pytest.raises(PermissionError, match="set/closed"):
+        ImageFiles(closed)
+    (closed / "closed").rmdir()
+    assert len(find_inputs([str(closed)], tmp_path / "out")[0]) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_sets(kind, deep):
     refused(lambda: convert_set(kind, deep, class_name="x", classes=("x",)), deep)
 

@@ -81,6 +81,14 @@ def test_names_that_may_be_several_images_or_none_are_refused(tmp_path):
     refuses("no image 'gone.png' in", "labelstudio", source, folder)
 
 
+def test_a_task_of_two_images_is_refused(tmp_path):
+    """Regions say which of them they are on, not by the names of its data."""
+    data = {"image": f"/data/upload/3/{NAME}", "image2": "/data/upload/3/b.png"}
+    write(tmp_path, [square(8, 6, 40, 30, to_name="img2")], data=data)
+    source, folder = tmp_path / "export.json", tmp_path / "media"
+    refuses("task 5: 2 images in its 'data', expected one", "labelstudio", source, folder)
+
+
 def test_brushes_keep_every_pixel(tmp_path):
     mask = box(3, 5, 33, 50)
     mask[10:20, 10:20] = 0
@@ -156,6 +164,12 @@ def test_one_annotation_of_a_task_is_read(tmp_path):
     assert objects_of(content)[0][1][0, 10] and "1 further annotations" in left_out[0]
     write(tmp_path, [], annotations=[*several, annotation(30, ground_truth=True)])
     assert objects_of(convert(tmp_path)[0])[0][1][0, 30]
+    empty = annotation(0) | {"result": []}
+    write(tmp_path, [], annotations=[empty, annotation(40)])
+    content, left_out = convert(tmp_path)
+    assert objects_of(content)[0][1][0, 40] and "1 further annotations" in left_out[0]
+    write(tmp_path, [], annotations=[annotation(40), empty | {"ground_truth": True}])
+    assert not convert(tmp_path)[0]["annotations"]
     write(tmp_path, [], annotations=[])
     refuses("no annotated image", "labelstudio", tmp_path / "export.json", tmp_path / "media")
 

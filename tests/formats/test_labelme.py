@@ -282,6 +282,16 @@ def test_another_json_is_refused(content, tmp_path):
         convert(tmp_path)
 
 
+def test_an_image_without_a_json_is_named(tmp_path):
+    for name in "ab":
+        write(tmp_path, name, [shape("cat", "rectangle", [[0, 0], [9, 9]])])
+    (tmp_path / "b.json").unlink()
+    for image_dir in (None, tmp_path):
+        content, left_out = convert(tmp_path, image_dir)
+        assert [image["file_name"] for image in content["images"]] == ["a.png"]
+        assert left_out == [f"{tmp_path}: 'b.png', an image without a json"]
+
+
 def test_absent_and_empty_folders_and_pictures_drawn_twice(tmp_path):
     with pytest.raises(OSError, match="no folder"):
         convert(tmp_path / "none")

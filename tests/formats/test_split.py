@@ -91,6 +91,16 @@ def test_groups_stay_together(group_by, seed):
     assert abs(len(parts["val"]["images"]) - 9) <= 4
 
 
+@pytest.mark.parametrize("images, val, words", [
+    (1, 1, "^1 images cannot be split, expected 2 or more; .*, one json may be both sets$"),
+    (60, 60, "^--val is 60, expected 1 to 59 of 60 images, or a share such as 0.2$"),
+    (60, 0, "^--val is 0, expected 1 to 59 of 60 images"),
+])  # fmt: skip
+def test_a_side_without_images_is_refused(images, val, words):
+    with pytest.raises(ValueError, match=words):
+        split_coco(make([""] * images), val, 0)
+
+
 def test_a_large_group_does_not_take_both_sides():
     names = ["a/1", "b/1", *(f"c/{n}" for n in range(20))]
     for seed in range(6):

@@ -54,6 +54,8 @@ def test_rows_are_selected_and_entries_have_pixels_of_coco():
     assert json.loads(json.dumps(entry)) == entry
     assert to_entries(result, "none")[0]["keypoints"] == entry["keypoints"]
     assert "keypoints" not in make_result().to_coco()[0]
+    for number in (np.int64(7), np.uint16(7)):
+        assert json.loads(json.dumps(result.to_coco(number)[0])) == entry
 
 
 def test_lines_of_the_skeleton_and_dots_are_drawn():

@@ -18,7 +18,7 @@ from mask_rcnn_jax.models.build import init_variables
 from mask_rcnn_jax.training.loop import train
 from mask_rcnn_jax.training.metrics import read_metrics
 from mask_rcnn_jax.training.scoring import evaluate
-from mask_rcnn_jax.training.setup import open_datasets
+from mask_rcnn_jax.training.setup import fingerprint, open_datasets, open_workdir
 from mask_rcnn_jax.weights.restore import make_model
 from mask_rcnn_jax.weights.run_checkpoint import load_checkpoint
 from tests.helpers import assert_tree_close, tiny_config
@@ -269,6 +269,42 @@ def test_a_given_coco_dataset_is_evaluated_by_the_command_too(tmp_path):
     assert sets == [given["train"], given["val"]]
     assert data.val_json == str(paths["val"])
     assert data.train_images == str(tmp_path / "train")
+
+
+def test_a_training_set_that_changed_under_its_path_is_said(tmp_path, caplog):
+    """A box that moved is enough; the same set again is not."""
+    path = write_shapes(tmp_path, train=4, val=2, size=(64, 64))["train"]
+    recipe, classes = as_recipe(small_config()), [{"id": 1, "name": "a"}]
+
+    def start(resuming=True):
+        known = fingerprint(load_coco(path, tmp_path / "train"), recipe.data)
+        open_workdir(tmp_path / "run", recipe, classes, resuming=resuming, train_set=known)
+        return known
+
+    first = start(resuming=False)
+    assert first.startswith("4 images, ") and start() == first and not caplog.text
+    content = json.loads(path.read_text())
+    entry = content["annotations"][0]
+    entry["segmentation"] = [[1, 1, 9, 1, 9, 9]]
+    entry["bbox"] = [1, 1, 8, 8]
+    path.write_text(json.dumps(content))
+    second = start()
+    assert f"the training set changed since this run began: it was {first} and" in caplog.text
+    caplog.clear()
+    assert start() == second != first and not caplog.text
+    open_workdir(tmp_path / "run", recipe, classes, resuming=True)  # of an older version
+    assert start() == second and not caplog.text
+
+
+def test_a_training_set_alone_says_how_to_do_without_validation(tmp_path):
+    paths = write_shapes(tmp_path, train=4, val=2, size=(64, 64))
+    config = small_config()
+    config.data.update(val_json=str(tmp_path / "none.json"), val_images=str(tmp_path))
+    mine = load_coco(paths["train"], tmp_path / "train")
+    with pytest.raises(FileNotFoundError, match=r"none.json.*; give val_set, or data.val_json=''"):
+        open_datasets(as_recipe(config).data, mine, None)
+    config.data.val_json = ""
+    assert open_datasets(as_recipe(config).data, mine, None)[1] is None
 
 
 @pytest.mark.slow

@@ -185,6 +185,18 @@ def test_no_encoder_at_all_is_one_line(tmp_path, monkeypatch):
     assert not (tmp_path / "a.mp4").exists()
 
 
+def test_only_a_video_that_ends_before_its_time_is_short(tmp_path):
+    """Screens are recorded where something moves: Matroska says how long, not how many frames."""
+    ticks = [0, 33, 66, 500, 533, 2000, 2033, 2066]
+    path = write_video(tmp_path / "a.mkv", 8, rate=30, ticks=ticks, options={"bf": "0"})
+    video = Video(str(path))
+    wanted = video.expected_frames(1, 0)
+    assert wanted > 60
+    assert [round(1000 * float(frame.time)) for frame in video.frames()] == ticks
+    assert not video.is_short(8, wanted)
+    assert len(list(video.frames(max_frames=5))) == 5 and video.is_short(5, wanted)
+
+
 def test_repeated_times_are_moved_forward(tmp_path):
     writer = VideoWriter(tmp_path / "a.mp4", 16, 16, Fraction(25), Fraction(1))
     for time in (0, 0, Fraction(1, 25), 0):
