@@ -271,8 +271,9 @@ def listed(folder: str | os.PathLike, found: Iterable[T]) -> list[T]:
 
 
 def below(folder: Path, pattern: str = "*") -> list[Path]:
-    """What `rglob` finds, sorted; OSError for a folder that it could not list."""
-    listed(folder, os.walk(folder, onerror=raise_unlisted))
+    """What `rglob` finds, sorted; OSError for a folder below that it could not list."""
+    if folder.is_dir():
+        listed(folder, os.walk(folder, onerror=raise_unlisted))
     return sorted(listed(folder, folder.rglob(pattern)))
 
 

@@ -57,12 +57,8 @@ def split_coco(
     """
     images = content["images"]
     if len(images) < 2:
-<<<<<<< HEAD
-        raise ValueError(f"{len(images)} images, expected two or more to split")
-=======
         found = f"{len(images)} images cannot be split, expected 2 or more"
         raise ValueError(f"{found}; to try training, one json may be both sets")
->>>>>>> trust_d
     if not 0 < val < len(images):
         expected = f"1 to {len(images) - 1} of {len(images)} images, or a share such as 0.2"
         raise ValueError(f"--val is {val}, expected {expected}")

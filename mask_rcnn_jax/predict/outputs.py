@@ -91,12 +91,5 @@ def write_videos(
     for (video, _), wanted in zip(videos, expected, strict=True):
         if video.damaged:
             logging.warning("%s: %d damaged packets", video.source, video.damaged)
-<<<<<<< HEAD
-        # A frame count derived from the duration may be off by one, and by more at a variable rate.
-        end = video.last_time + reading["stride"] / video.rate
-        is_early = video.num_frames and end < 0.98 * video.num_frames / video.rate
-        if is_early and wanted and 0 < frames[video] < min(wanted - 1, 0.98 * wanted):
-=======
         if wanted and frames[video] and video.is_short(frames[video], wanted):
->>>>>>> trust_d
             logging.warning("%s ends after %d frames of %d", video.source, frames[video], wanted)

@@ -213,12 +213,8 @@ class Result:
         With tracks, `track_id` as well. With keypoints, `keypoints` has x, y and 1 of each, and
         `keypoint_scores` their scores. Raises TypeError for another id than a whole number or text.
         """
-<<<<<<< HEAD
         if not isinstance(image_id, str):
             image_id = operator.index(image_id)  # of NumPy, too
-=======
-        image_id = int(image_id) if isinstance(image_id, np.integer) else image_id  # for json
->>>>>>> trust_d
         height, width = self.image.shape[:2]
         ids = [self.categories[k - 1]["id"] for k in self.classes.tolist()]
         boxes = self.boxes.astype(np.float64)

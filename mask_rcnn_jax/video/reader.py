@@ -40,7 +40,6 @@ class Video:
         num_frames: as the container states or by its duration; None if unknown.
         pixel_aspect: width / height of a stored pixel; 1 if the file says nothing or nonsense.
         frames_read: frames yielded by the last `frames`, once it has ended; None before.
-        last_time: of the frame that it yielded last, in seconds.
         damaged: number of packets that could not be decoded.
         seconds: its duration, where that alone says how many frames there are; None otherwise.
 
@@ -55,7 +54,6 @@ class Video:
         self.public_only = public_only
         self.name = name or Path(source).name
         self.frames_read: int | None = None
-        self.last_time = Fraction(0)
         self.damaged = 0
         self.seconds: Fraction | None = None
         self._end = Fraction(0)  # of the last frame read
@@ -106,7 +104,7 @@ class Video:
                 size = size or (frame.width, frame.height, round(frame.rotation / 90) % 4)
                 self._end = time + (frame.duration or 0) * frame.time_base
                 yield VideoFrame(_upright(frame, *size), number, time)
-                count, self.last_time = count + 1, time
+                count += 1
                 if count == max_frames:
                     break
         except UnreadableVideo:

@@ -63,15 +63,6 @@ def test_a_rare_class_comes_to_both_sides_and_the_count_stays(seed):
     assert line.startswith("class 'd', which is in one image, is missing in")
 
 
-@pytest.mark.parametrize(
-    ("names", "val", "message"),
-    [("a", 1, "1 images, expected two or more"), ("aaa", 3, "--val is 3, expected 1 to 2 of 3")],
-)
-def test_what_leaves_a_side_empty_is_refused(names, val, message):
-    with pytest.raises(ValueError, match=message):
-        split_coco(make([*names]), val, 0)
-
-
 def test_classes_that_cannot_be_on_both_sides_are_named():
     """With one image for validation, it cannot have both classes."""
     parts, lines = split_coco(make(["a", "a", "b", "b"]), 1, 0)

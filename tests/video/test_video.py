@@ -38,12 +38,6 @@ def test_codecs_give_all_frames_with_rate_and_content(name, tmp_path):
     assert video.damaged == 0
 
 
-def test_the_last_time_tells_a_variable_rate_from_a_video_that_ends_early(tmp_path):
-    ticks = [0, 33, 66, 500, 533, 2000, 2033, 2066]
-    video = Video(str(write_video(tmp_path / "a.mkv", len(ticks), ticks=ticks)))
-    assert len(list(video.frames())) == 8 and video.last_time == Fraction(2066, 1000)
-
-
 @pytest.mark.parametrize(
     "stride, max_frames, numbers",
     [(1, 3, [0, 1, 2]), (4, 0, [0, 4, 8]), (4, 2, [0, 4]), (20, 0, [0]), (1, 99, [*range(10)])],
