@@ -6,7 +6,7 @@ from xml.etree.ElementTree import Element
 from mask_rcnn_jax.annotations.segmentation import show
 from mask_rcnn_jax.formats.coco_build import AnnotatedImage, read_image_size
 from mask_rcnn_jax.formats.cvat_shapes import add_shape
-from mask_rcnn_jax.formats.cvat_video import read_frames
+from mask_rcnn_jax.formats.cvat_video import FRAME, read_frames
 from mask_rcnn_jax.formats.image_files import ImageFiles
 from mask_rcnn_jax.formats.reading import Converted, ImageObjects, Options, check_size, number
 from mask_rcnn_jax.formats.xml_tree import child_text, read_xml
@@ -34,7 +34,12 @@ def read_cvat(source: Path, image_dir: Path | None, options: Options) -> Convert
     if is_video:
         images = read_frames(root, path, files, options, left_out)
     else:
-        images = [_image(entry, path, files, options, left_out) for entry in root.iterfind("image")]
+        found = root.findall("image")
+        frames = [entry for entry in found if FRAME.search(entry.get("name", ""))]
+        if tasks := sorted({entry.get("task_id", "") for entry in frames})[1:]:
+            several = f"{path}: frames of {len(tasks) + 1} tasks, each with a frame_000000"
+            raise ValueError(f"{several}; export each task by itself")
+        images = [_image(entry, path, files, options, left_out) for entry in found]
     labels = [
         label for label in root.iterfind("meta//labels/label") if not child_text(label, "parent")
     ]

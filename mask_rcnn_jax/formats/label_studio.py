@@ -1,8 +1,10 @@
 """Read Label Studio's JSON export."""
 
+import posixpath
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from mask_rcnn_jax.formats.reading import (
     number,
     rotated,
 )
+from mask_rcnn_jax.images.file_names import UPLOAD
 from mask_rcnn_jax.images.suffixes import IMAGE_SUFFIXES
 
 KINDS = ("polygon", "brush", "rectangle", "ellipse")
@@ -59,13 +62,13 @@ def read_label_studio(source: Path, image_dir: Path | None, options: Options) ->
         where = f"{source}: task {show(task.get('id', place), 40)}"
         found = entries(task, "annotations", where)
         sound = [entry for entry in found if not entry.get("was_cancelled")]
-        sound.sort(key=lambda one: (one.get("ground_truth") is not True, not one.get("result")))
+        sound.sort(key=lambda one: (one.get("ground_truth") is not True, not _regions(one, where)))
         if not sound:
             left_out.append(f"{where}, without an annotation")
             continue
         if sound[1:]:
             left_out.append(f"{where}, {len(sound) - 1} further annotations of the same image")
-        image = files.find(_image_name(task, where), where)
+        image = files.find(_image_name(task, _regions(sound[0], where), where), where)
         size = read_image_size(image, source)
         objects = ImageObjects(size, left_out)
         _add_regions(entries(sound[0], "result", where), where, image, size, options, objects)
@@ -73,17 +76,31 @@ def read_label_studio(source: Path, image_dir: Path | None, options: Options) ->
     return Converted(images, files.folder, left_out)
 
 
-def _image_name(task: dict[str, Any], where: str) -> str:
-    data = task["data"]
-    values = data.values() if isinstance(data, dict) else []
-    names = [value for value in values if isinstance(value, str)]
-    likely = [name for name in names if name.partition("?")[0].lower().endswith(IMAGE_SUFFIXES)]
-    likely = likely or [name for name in names if name.lower().endswith(IMAGE_SUFFIXES)]
-    if isinstance(data, dict) and isinstance(data.get("image"), str) and not likely[1:]:
-        likely = [data["image"]]
-    if len(likely) != 1:
-        raise ValueError(f"{where}: {len(likely)} images in its 'data', expected one")
-    return likely[0]
+def _image_name(task: dict[str, Any], regions: list[dict], where: str) -> str:
+    """The only image of a task, of which other entries may be names, too; or of several the one on
+    which all regions were drawn."""
+    data = task["data"] if isinstance(task["data"], dict) else {}
+    texts = {key: value for key, value in data.items() if isinstance(value, str)}
+    found = {key: value for key, value in texts.items() if key == "image" or _file_name(value)}
+    drawn_on = {str(region.get("to_name", "")) for region in regions}
+    count = max(len(drawn_on), len({_file_name(value) for value in found.values()} - {""}))
+    if len(drawn_on) == 1 and found.keys() & drawn_on:
+        return found[drawn_on.pop()]
+    if not found or count > 1:
+        raise ValueError(f"{where}: {count} images in its 'data', expected one")
+    return found.get("image", next(iter(found.values())))
+
+
+def _file_name(value: str) -> str:
+    """The name of the image that a text names, as it was before the upload; "" if it names none."""
+    ends = (value, value.partition("?")[0])
+    end = next((end for end in ends if end.lower().endswith(IMAGE_SUFFIXES)), "")
+    return UPLOAD.sub("", posixpath.basename(unquote(end.replace("\\", "/"))))
+
+
+def _regions(annotation: dict[str, Any], where: str) -> list[dict]:
+    results = entries(annotation, "result", where)
+    return [result for result in results if str(result.get("type")) not in NO_REGIONS]
 
 
 def _add_regions(

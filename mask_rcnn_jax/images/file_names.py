@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from mask_rcnn_jax.annotations.absent import folded
 from mask_rcnn_jax.annotations.checks import is_size
-from mask_rcnn_jax.annotations.reader import listed
+from mask_rcnn_jax.annotations.reader import listed, raise_unlisted
 from mask_rcnn_jax.tars.members import find_names, has_member
 from mask_rcnn_jax.tars.patterns import are_tars, place_of
 
@@ -22,6 +22,7 @@ def find_by_name(file_names: Sequence[str], image_dir: str) -> dict[str, str]:
 
     Backslashes and %20 are read as annotation tools mean them. Letters in the other case, and
     accents that are characters of their own or not, count where no file has the name itself.
+    Label Studio's prefix is left out where a single file has the rest of the name.
     Returns the path in the folder by file name, without names for which there is no file or no
     single one.
     """
@@ -35,13 +36,18 @@ def find_by_name(file_names: Sequence[str], image_dir: str) -> dict[str, str]:
     found = {}
     for file_name in file_names:
         plain = file_name.replace("\\", "/")
-        meanings = plain, unquote(plain), UPLOAD.sub("", posixpath.basename(unquote(plain)))
+        meanings = plain, unquote(plain), posixpath.basename(unquote(plain))
         exact = (_best(wanted, by_base[posixpath.basename(wanted)]) for wanted in meanings)
         similar = (
             _best(folded(wanted), by_folded[folded(posixpath.basename(wanted))])
             for wanted in meanings
         )
-        best = next(filter(None, exact), None) or next(filter(None, similar), None)
+        uploaded = by_folded[folded(UPLOAD.sub("", meanings[-1]))]
+        best, other = (next(filter(None, paths), None) for paths in (exact, similar))
+        if best and other and not any(_ends_with(wanted, best) for wanted in meanings):
+            best = best if best == other else None  # the other has the folder of the name
+        elif not best:
+            best = other or (uploaded[0] if len(uploaded) == 1 else None)
         if best:
             found[file_name] = best
     taken = Counter(found.values())
@@ -52,7 +58,7 @@ def files_below(image_dir: str) -> list[str]:
     """Paths of all files below a folder or in tars, relative to it."""
     if are_tars(image_dir):
         return find_names(image_dir)
-    found = listed(image_dir, os.walk(image_dir))
+    found = listed(image_dir, os.walk(image_dir, onerror=raise_unlisted))
     paths = (os.path.join(folder, name) for folder, _, names in found for name in names)
     return [os.path.relpath(path, image_dir).replace(os.sep, "/") for path in paths]
 
@@ -89,7 +95,7 @@ def find_absent(file_names: Sequence[str], image_dir: str) -> dict[str, str]:
 def folders_with_all(file_names: Sequence[str], image_dir: str) -> list[str]:
     """Folders below a folder in which all files of a json are, as it names them; sorted."""
     wanted = set(file_names)
-    folders = listed(image_dir, os.walk(image_dir))
+    folders = listed(image_dir, os.walk(image_dir, onerror=raise_unlisted))
     return sorted(folder for folder, _, names in folders if wanted <= set(names))
 
 

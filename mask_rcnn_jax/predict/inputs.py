@@ -15,7 +15,7 @@ from absl import logging
 
 from mask_rcnn_jax import opencv as cv2
 from mask_rcnn_jax import stores
-from mask_rcnn_jax.annotations.reader import below, listed
+from mask_rcnn_jax.annotations.reader import below, listed, raise_unlisted
 from mask_rcnn_jax.images.bands import Bands
 from mask_rcnn_jax.images.decode import MAX_BYTES, UndecodableImage
 from mask_rcnn_jax.images.suffixes import OTHER_SUFFIXES, endings
@@ -133,6 +133,9 @@ def _find(item: str, output: Path, bands: Bands) -> Iterator[tuple[str, PurePosi
     elif camera := _camera(item):
         yield camera, PurePosixPath(f"camera_{os.path.basename(camera)}")
     elif glob.has_magic(item):
+        folders = item if os.path.basename(item) == "**" else os.path.dirname(item)
+        for folder in listed(item, glob.iglob(os.path.join(folders, ""), recursive=True)):
+            next(os.walk(os.path.normpath(folder), onerror=raise_unlisted), None)
         paths = map(Path, glob.iglob(item, recursive=True))
         yield from _below(item, _fixed_part(item), paths, output, bands)
     else:

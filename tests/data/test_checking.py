@@ -169,6 +169,21 @@ def test_names_in_the_other_case_are_found_if_unique(tmp_path):
     assert find_by_name([*found, "x.PnG", "img_1.jpeg"], str(tmp_path)) == found
 
 
+@pytest.mark.parametrize("files, name, found", [
+    (("0010.jpg", "d2/0010.jpg"), "0a1b2c3d-0010.jpg", None),  # no folder is named
+    (("d1/0010.jpg", "D2/0010.JPG"), "d1/0a1b2c3d-0010.jpg", None),
+    (("d2/0010.jpg",), "upload/0a1b2c3d-0010.jpg", "d2/0010.jpg"),
+    (("d2/a.png", "D1/A.PNG"), "d1\\a.png", None),  # the name is in one, the folder in the other
+    (("d1/a.png", "D1/A.PNG"), "x/d1\\a.png", "d1/a.png"),
+    (("d2/a.png",), "d1\\a.png", "d2/a.png"),
+])  # fmt: skip
+def test_a_name_that_may_be_several_files_is_left_alone(files, name, found, tmp_path):
+    for path in files:
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).touch()
+    assert find_by_name([name], str(tmp_path)) == ({name: found} if found else {})
+
+
 def test_an_absent_image_is_suggested_by_case_or_ending(tmp_path, capsys):
     (tmp_path / "gone").mkdir()
     json_path, image_dir = write_coco(tmp_path, [(40, 60)] * 4, annotations=[GOOD])

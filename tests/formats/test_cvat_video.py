@@ -151,3 +151,16 @@ def test_a_wrong_set_is_one_line(tmp_path):
     (tmp_path / "none").mkdir()
     write(tmp_path, track(polygon(0, 1, 1)))
     refuses("no frame_000000 or later in .*; `ffmpeg -i VIDEO", "cvat", tmp_path, tmp_path / "none")
+
+
+def test_frames_of_two_tasks_that_are_exported_as_images_are_refused(tmp_path):
+    def export(*names):
+        found = [f'<image id="{n}" name="{name}" task_id="{n}" width="80" height="60"/>'
+                 for n, name in enumerate(names)]  # fmt: skip
+        write(tmp_path, *found, frames=(0, 1))
+
+    write_image(tmp_path / "images" / "a.png")
+    export("a.png", "frame_000001")
+    assert len(convert_set("cvat", tmp_path)[0]["images"]) == 2
+    export("frame_000000", "frame_000001")
+    refuses("frames of 2 tasks, each with a frame_000000; export each", "cvat", tmp_path)

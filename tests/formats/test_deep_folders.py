@@ -65,12 +65,16 @@ def test_a_folder_that_may_not_be_listed_is_not_passed_over(kind, closed):
 def test_inputs_in_a_folder_that_may_not_be_listed_are_not_passed_over(closed, tmp_path):
     (closed / "a.png").write_bytes(b"")
     (closed / "lost+found").mkdir()
+    for pattern in ("", "/**", "/**/*.png", "/*/*.png"):
+        with pytest.raises(PermissionError, match="set/closed"):
+            find_inputs([f"{closed}{pattern}"], tmp_path / "out")
     with pytest.raises(PermissionError, match="set/closed"):
-        find_inputs([str(closed)], tmp_path / "out")
+        find_by_name(["b.png"], str(closed))
     with pytest.raises(PermissionError, match="set/closed"):
         ImageFiles(closed)
     (closed / "closed").rmdir()
-    assert len(find_inputs([str(closed)], tmp_path / "out")[0]) == 1
+    for pattern in ("", "/**", "/*.png"):
+        assert len(find_inputs([f"{closed}{pattern}"], tmp_path / "out")[0]) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

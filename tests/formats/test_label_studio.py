@@ -87,6 +87,20 @@ def test_a_task_of_two_images_is_refused(tmp_path):
     write(tmp_path, [square(8, 6, 40, 30, to_name="img2")], data=data)
     source, folder = tmp_path / "export.json", tmp_path / "media"
     refuses("task 5: 2 images in its 'data', expected one", "labelstudio", source, folder)
+    both = [square(8 + n, 6, 40, 30, to_name=name) for n, name in enumerate(data)]
+    write(tmp_path, both, data=data)
+    refuses("task 5: 2 images in its 'data', expected one", "labelstudio", source, folder)
+
+
+@pytest.mark.parametrize("data, to_name, found", [
+    ({"image": "a.png", "image2": "b.png"}, "image2", "b.png"),
+    ({"image": "/data/upload/3/0a1b2c3d-a.png", "name": "a.png"}, "img", "a.png"),
+    ({"left": "a.png", "right": "b.png"}, "left", "a.png"),
+])  # fmt: skip
+def test_a_task_may_name_other_images_than_that_with_regions(data, to_name, found, tmp_path):
+    write_image(tmp_path / "media" / "b.png")
+    write(tmp_path, [square(8, 6, 40, 30, to_name=to_name)], file="a.png", data=data)
+    assert [image["file_name"] for image in convert(tmp_path)[0]["images"]] == [found]
 
 
 def test_brushes_keep_every_pixel(tmp_path):
@@ -164,7 +178,7 @@ def test_one_annotation_of_a_task_is_read(tmp_path):
     assert objects_of(content)[0][1][0, 10] and "1 further annotations" in left_out[0]
     write(tmp_path, [], annotations=[*several, annotation(30, ground_truth=True)])
     assert objects_of(convert(tmp_path)[0])[0][1][0, 30]
-    empty = annotation(0) | {"result": []}
+    empty = annotation(0) | {"result": [{"type": "choices", "value": {"choices": ["blurred"]}}]}
     write(tmp_path, [], annotations=[empty, annotation(40)])
     content, left_out = convert(tmp_path)
     assert objects_of(content)[0][1][0, 40] and "1 further annotations" in left_out[0]
