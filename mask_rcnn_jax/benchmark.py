@@ -20,7 +20,6 @@ compiled is taken from `--compile_cache`, but on a GPU it keeps the fastest algo
 XLA's autotuning.
 """
 
-from mask_rcnn_jax.disk import write_whole
 from mask_rcnn_jax.terminal import interrupts
 
 if __name__ == "__main__":
@@ -38,6 +37,7 @@ from absl import flags
 from mask_rcnn_jax import cli, device
 from mask_rcnn_jax.benchmarking import absent, kernels, profile, scaling, stages, steps
 from mask_rcnn_jax.cli import processes
+from mask_rcnn_jax.disk import write_whole
 from mask_rcnn_jax.recipe.recipe import Recipe
 from mask_rcnn_jax.training.processes import gather
 

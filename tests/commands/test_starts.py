@@ -17,7 +17,7 @@ PAGES += [*sorted((ROOT / "configs").glob("*.py")), ROOT / "benchmarks" / "READM
 # By module, by the program or the image, by a launch script, and as arguments in YAML.
 TRAIN = re.compile(r"(?:mask[_-]rcnn[_-]jax[. ]|\w+\.sh |args: )train(?:_amp)? +([^\n`|#;&]*)")
 # A run and a recipe that another command writes: both say what they start from.
-WRITTEN = ("runs/half", "recipe.py")
+WRITTEN = ("runs/half", "recipe.py", "my_recipe.py")
 
 
 def trainings() -> list[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -109,15 +108,15 @@ def test_no_checkpoint_is_there(run_there):
 def test_results_that_cannot_be_copied_are_kept(untrained, tmp_path, home, monkeypatch):
     """The store is gone once the detector is done."""
     place = tmp_path / "bucket"
-    output, write = f"file://{place}/found", Path.write_text
+    output, replace = f"file://{place}/found", os.replace
 
-    def write_and_lose(path, *arguments, **options):
+    def replace_and_lose(*paths):
         if place.is_dir():
             place.rmdir()
             place.touch()
-        return write(path, *arguments, **options)
+        return replace(*paths)
 
-    monkeypatch.setattr(Path, "write_text", write_and_lose)
+    monkeypatch.setattr(os, "replace", replace_and_lose)
     flags = ["--workdir", untrained.workdir, "--output", output]
     done = run_captured("evaluate", *flags)
     assert "cannot be written" in error_line(done.returncode, done.stderr)
