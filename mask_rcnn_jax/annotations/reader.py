@@ -272,14 +272,16 @@ def listed(folder: str | os.PathLike, found: Iterable[T]) -> list[T]:
 
 def below(folder: Path, pattern: str = "*") -> list[Path]:
     """What `rglob` finds, sorted; OSError for a folder below that it could not list."""
-    if folder.is_dir():
-        listed(folder, os.walk(folder, onerror=raise_unlisted))
+    listed(folder, os.walk(folder, onerror=raise_unlisted))
     return sorted(listed(folder, folder.rglob(pattern)))
 
 
 def raise_unlisted(error: OSError) -> None:
-    """For `os.walk`: raise its error, unless a system's own folder may not be listed."""
+    """For `os.walk`: raise its error, unless a system's own folder may not be listed, or none is
+    there: another place than a folder, such as an address."""
     name = os.path.basename(error.filename)
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return
     if not name.startswith(".") and name != "lost+found":
         raise error
 
