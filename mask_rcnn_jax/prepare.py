@@ -310,6 +310,8 @@ def fitting_memory(recipe: Any) -> list[Any]:
     found = what_fits(data.image_size, rows, fixed, peak, free)
     if "fixed_size_crop" in data.augment:
         found.pop("data.image_size", None)  # which is not that of a step
+    if not found:
+        print(f"{reason} No smaller batch or size would fit: take more memory or a smaller model.")
     now = {"data.image_size": data.image_size, "train.images_per_device": 0}
     fitting = [Suggestion(name, now[name], value, reason) for name, value in found.items()]
     if size := found.get("data.image_size"):

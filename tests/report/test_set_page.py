@@ -223,6 +223,15 @@ class TestCommand:
         for line in text.splitlines():
             assert len(line) < 100 or "config." in line
 
+    def test_a_machine_that_is_too_small_is_said(self, tmp_path, monkeypatch, capsys):
+        json_path, image_dir = write_coco(tmp_path, SIZES, OBJECTS)
+        monkeypatch.setattr(memory, "available_bytes", lambda device: 10**8)
+        given = ["--json", json_path, "--images", image_dir, "--output", tmp_path / "mine.py"]
+        assert run_inside("prepare", "stats", *given) == 0
+        said = capsys.readouterr().out
+        assert "GB, 0.1 are free here. No smaller batch or size would fit" in said
+        assert load_config(tmp_path / "mine.py").train.images_per_device == 0
+
     def test_an_absent_image_is_one_line(self, tmp_path, capsys):
         json_path, image_dir = write_coco(tmp_path, SIZES, OBJECTS)
         (image_dir / "002.png").unlink()
